@@ -1,0 +1,52 @@
+"""What a manifest asks of an engine, as frozen values; what was measured is a separate type."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a group of ranks does. NORMAL prefills and decodes in one engine."""
+
+    ENCODER = "encoder"
+    PROMPT = "prompt"
+    COMPLETION = "completion"
+    NORMAL = "normal"
+
+
+class TruncationMode(StrEnum):
+    """How prefill treats the decoder layers (YOCO truncation, engine-side name of bounded SWA replay)."""
+
+    OFF = "off"
+    MASK = "mask"
+    COMPACT = "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Only the last `keep` prompt tokens run through the decoder layers; `keep` >= window + backtracking."""
+
+    mode: TruncationMode = TruncationMode.OFF
+    keep: int = 140
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How much paged and per-sequence memory an engine asks for; id 0 of both pools is null."""
+
+    block_tokens: int = 128
+    blocks_count: int = 256
+    slots_count: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything one rank's scheduler and runner need to know, resolved: no field is optional or automatic."""
+
+    role: Role
+    max_model_len: int = 4096
+    step_tokens_max: int = 2048
+    sequences_max: int = 16
+    recompute_preempted: bool = True
+    watermark: float = 0.9
+    truncation: Truncation = Truncation()
+    cache: CacheConfig = CacheConfig()

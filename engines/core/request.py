@@ -1,0 +1,139 @@
+"""What an engine is asked to compute and what it reports back, as frozen values every folder may read."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How output tokens are chosen; limits are checked where the value enters the system.
+
+    `temperature` 0 is greedy. `top_k` -1 and `min_p` 0 are off. `logprobs` is the number of alternatives to
+    report (None: none, 0: only the sampled token). `seed` is 64 bit and always set: sampling is a pure function
+    of (seed, position), so another engine continues the same stream.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Where one image sits in the prompt: `length` placeholder tokens from position `start`, delimiters included.
+
+    `digest` names the preprocessed pixels and their layout; `grid_rows` x `grid_columns` IMAGE tokens,
+    length == grid_rows * (grid_columns + 1) + 2.
+    """
+
+    start: int
+    length: int
+    grid_rows: int
+    grid_columns: int
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        """First position after the span."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to compute.
+
+    `token_ids` is the client's prompt, images expanded to placeholders, followed by tokens already produced
+    elsewhere when a request is re-routed. `prompt_len` is the length of the client's prompt alone: output tokens
+    are counted from it, and YOCO truncation keeps `prompt_len - keep` as its first decoder row, so a re-routed
+    request computes exactly what the first engine computed. `hit_tokens` (a multiple of the grain) will be
+    swapped in from the store before the sequence may run. `checkpoints` are absolute positions where a prefill
+    chunk must end (anchors to save).
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    sampling: SamplingParams
+    images: tuple[ImageSpan, ...] = ()
+    hit_tokens: int = 0
+    checkpoints: tuple[int, ...] = ()
+    arrival_us: int = 0
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, as clients see it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    REFUSED = "refused"
+    PREEMPTED = "preempted"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one output position under the final (tempered, filtered) distribution."""
+
+    token: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One output token. `index` counts output tokens of the request from 0, over all attempts: it makes
+    delivery idempotent and gaps visible."""
+
+    request_id: str
+    index: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """A sequence ended in this engine; `output_tokens` counts all output tokens of the request."""
+
+    request_id: str
+    reason: FinishReason
+    output_tokens: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request an engine will never be able to serve, with the rule it breaks and the remedy."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A reservation that cannot be had now."""
+
+    blocks_short: int = 0
+    slots_short: int = 0
+    sequences_short: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenState:
+    """What travels with a hand-off besides bytes (P to D): everything else follows from these.
+
+    `token_ids` = prompt + outputs so far, the last one sampled but not yet computed; cached == len - 1.
+    """
+
+    request: EngineRequest
+    token_ids: tuple[int, ...]
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose KV the hand-off carries."""
+        return len(self.token_ids) - 1
