@@ -1,15 +1,17 @@
 """Errors of the HTTP side: what a service may raise, what a client did wrong, and the object a client gets.
 
-ApiError                 has status, type, code and param
+ApiError                      has status, type, code and param
 ├── BadRequestError           400, the client's request breaks a rule
+├── UnauthorisedError         401, no valid API key
 ├── NotFoundError             404, unknown model
 ├── TooLargeError             413, body over the byte limit
-└── ServiceError         what a ChatService raises
+├── SlowBodyError             408, the body did not arrive in time
+└── ServiceError              what a ChatService raises
     ├── FullError             429, every queue is full; retry after
     ├── PromptTooLongError    400, prompt over the context
     ├── UnavailableError      503, no group can serve now
     ├── DeadlineExceededError 504, the request's deadline cannot be or was not met
-    └── EngineError      500, the computation failed
+    └── EngineError           500, the computation failed
 """
 
 import math
@@ -33,12 +35,25 @@ class ApiError(Exception):
         """HTTP headers that belong to this error."""
         return {}
 
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The error object clients of the OpenAI and DeepSeek APIs expect."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code or self.type}
+        return {"error": error}
+
 
 class BadRequestError(ApiError):
     """The request breaks a rule; `param` is the path of the offending field."""
 
     status = 400
     type = "invalid_request_error"
+
+
+class UnauthorisedError(ApiError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
 
 
 class NotFoundError(ApiError):
@@ -54,6 +69,14 @@ class TooLargeError(ApiError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class SlowBodyError(ApiError):
+    """The body did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class ServiceError(ApiError):

@@ -27,7 +27,8 @@ class ChatJob:
     image whose preprocessed pixels are `canvases[i]`, uint8 [height, width, 3], already fitted and padded to the
     ViT grid. `sampling.max_tokens` is resolved and fits the context. `stop` strings are matched by the HTTP side,
     which closes the iterator on a match; they are given for information. `priority`: smaller is sooner.
-    `arrival_us` and `deadline_us` are Unix time in microseconds (None: no deadline of the client).
+    `arrival_us` and `deadline_us` are Unix time in microseconds; every job has a deadline. `request_id` is unique;
+    `client_request_id` is what the client sent as x-request-id, for logs only.
     `cache_salt` separates prefix caches of tenants; empty is the shared one.
     """
 
@@ -41,7 +42,8 @@ class ChatJob:
     cache_salt: str = ""
     priority: int = 0
     arrival_us: int = 0
-    deadline_us: int | None = None
+    deadline_us: int = 0
+    client_request_id: str = ""
     choice: int = 0
     n: int = 1
 
