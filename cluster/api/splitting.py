@@ -9,6 +9,7 @@ from deepseek_recipe import (
     ConversationRequest,
     InferenceChunk,
     InferenceFinishReason,
+    PromptUsage,
     StreamProcessor,
 )
 
@@ -87,7 +88,8 @@ class RecipeSplitter:
     def __init__(self, conversation: ConversationRequest) -> None:
         generator = ChatCompletionRequest.chunk_generator(conversation, "", "")
         self._processor = StreamProcessor(generator, conversation.parsing_options)
-        self._processor.push(InferenceChunk.ready())  # gives the role, which the answer's first event carries anyway
+        # Usage is only reported (we want its reasoning tokens) when the prompt's is given. The role chunk is not used.
+        self._processor.push(InferenceChunk.ready(prompt_usage=PromptUsage()))
         self._finish_reason: str | None = None
         self.reasoning_tokens: int | None = None
 
