@@ -4,13 +4,14 @@ import asyncio
 import json
 import struct
 import zlib
+from contextlib import suppress
 
 import pytest
-from api_world import MODEL, data_url, image_part, picture, serve
+from api_world import CODEC, MODEL, data_url, image_part, picture, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shoal.cluster.api.body import parse_body
-from shoal.cluster.api.errors import BadRequestError
+from shoal.cluster.api.errors import BadRequestError, PromptTooLongError
 from shoal.cluster.api.settings import ApiSettings
 
 HI = [{"role": "user", "content": "hi"}]
@@ -42,7 +43,7 @@ FIELDS = [
     ({"model": 7}, "model", "Expected `str`"),
     ({"messages": []}, "messages", "at least one"),
     ({"messages": "hi"}, "messages", "Expected `array`"),
-    ({"messages": ["hi"]}, "messages[...]", "Expected `object`"),
+    ({"messages": ["hi"]}, "messages[0]", "Expected `object`"),
     ({"messages": [{"content": "hi"}]}, "messages[0].role", "must be"),
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages", "wizard"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "must be text"),
@@ -71,7 +72,7 @@ FIELDS = [
     ({"n": -1}, "n", "must be from 1 to 8"),
     ({"stop": ""}, "stop", "1 to 256"),
     ({"stop": ["a"] * 17}, "stop", "at most 16"),
-    ({"stop": [1]}, "stop[...]", "Expected `str`"),
+    ({"stop": [1]}, "stop[0]", "Expected `str`"),
     ({"stop": "x" * 300}, "stop", "1 to 256"),
     ({"top_logprobs": 3}, "top_logprobs", "logprobs = true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be from 0 to 20"),
@@ -214,7 +215,7 @@ IMAGES = [
     ("data:image/png,%89PNG", "not an image"),
     (data_url(picture()[:60]), "cannot be decoded"),
     (data_url(picture(400, 400)[:-30]), "cannot be decoded"),
-    (data_url(png_declaring(60_000, 60_000)), "60000x60000 pixels"),
+    (data_url(png_declaring(60_000, 60_000)), "far more pixels"),
     (data_url(png_declaring(2000, 1000)), "2000x1000 pixels"),
     (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "not an image"),
     (data_url(b"\0" * 150_000), "limit"),
@@ -269,18 +270,13 @@ names = st.sampled_from(
 @given(st.dictionaries(names, json_values, max_size=4), st.lists(json_values, max_size=3))
 def test_any_json_is_accepted_or_refused_cleanly(fields, messages):
     """Parsing and encoding raise nothing but the client's error, whatever the shape of the body."""
-    from api_world import CODEC
-    from shoal.cluster.api.errors import ApiError
 
     body = {"model": MODEL, "messages": HI, **fields}
     if messages:
         body["messages"] = messages
     limits = ApiSettings(context_tokens=4096)
-    try:
+    with suppress(BadRequestError, PromptTooLongError):
         CODEC.encode(parse_body(json.dumps(body).encode(), limits), limits)
-    except ApiError as error:
-        assert error.status == 400
-        assert error.message
 
 
 @given(st.binary(max_size=60))
