@@ -231,7 +231,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Effect: tell the request's entrypoint how the ticket ended; after `Admit` it concerns the source's blocks only."""
+    """Effect: tell the entrypoint how the ticket ended; after `Admit` this is about the source's blocks only."""
 
     ticket: Ticket
     state: TicketState
