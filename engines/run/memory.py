@@ -85,10 +85,10 @@ class DeviceMemory:
         """XXH3 (64 bits) of a sequence's bytes, by the four kinds a hand-off checks, blocks in the given order."""
         sums = {kind: xxhash.xxh3_64() for kind in ("index", "main", "slot_stored", "slot_dropped")}
         for i in blocks:
-            data = row(self.blocks, i).numpy()
+            data = row(self.blocks, i).numpy().data
             for section in self.block_layout.sections:
                 sums[section.kind].update(data[section.offset : section.offset + section.bytes])
-        state, stored = row(self.slots, slot).numpy(), self.slot_layout.stored_bytes
+        state, stored = row(self.slots, slot).numpy().data, self.slot_layout.stored_bytes
         sums["slot_stored"].update(state[:stored])
         sums["slot_dropped"].update(state[stored:])
         return {kind: digest.intdigest() for kind, digest in sums.items()}
