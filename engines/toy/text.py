@@ -6,7 +6,8 @@ SENTENCES = """
 The model reads a prompt and writes an answer, one token after another.
 A request arrives at the server; the server chooses an engine for the prompt and an engine for the answer.
 When the prompt is long, the engine computes it in chunks, and every chunk is at most a few thousand tokens.
-What was computed before can be found in the store: the same words give the same keys, and the same keys give the same values.
+What was computed before can be found in the store: the same words give the same keys, and the same keys give the same
+values.
 If an engine is lost, another one continues the answer where it stopped, and the reader does not see any difference.
 Hello! How can I help you today? Hi there, it is nice to meet you. Thank you very much for your question.
 I do not know the answer to this question, but I can tell you where you might find it.
@@ -25,17 +26,22 @@ There are three rules: write what you mean, say it once, and say it in the place
 The weather in Paris today is sunny with some clouds; tomorrow there will be rain and wind in the north.
 Use tools when they help. The result of the tool is shown below. The tool was called with the city and the days.
 Describe the picture. What is in this image? The image shows a red house beside a lake, with trees behind it.
-A prime number has exactly two divisors: one and itself. Two, three, five, seven, eleven and thirteen are prime numbers.
-To add two numbers, write them one above the other, add the digits from right to left, and carry when the sum is above nine.
+A prime number has exactly two divisors: one and itself. Two, three, five, seven, eleven and thirteen are prime
+numbers.
+To add two numbers, write them one above the other, add the digits from right to left, and carry when the sum is above
+nine.
 Time flies like an arrow. All that we see or seem is but a dream within a dream. Nothing is certain except change.
 BUT THE HEADLINE WAS WRITTEN IN CAPITAL LETTERS: THE CITY AND THE SEA, THE NEWS OF THE DAY.
 Reasoning Effort: 75 (range 1-100, the higher the value, the more thorough the reasoning)
 def add(first, second):\n    return first + second\n\nfor index in range(10):\n    print(index, add(index, 1))\n
-{"name": "get_weather", "description": "Current weather of a city.", "parameters": {"type": "object", "properties": {}}}
-{"type": "function", "function": {"name": "search", "arguments": {"query": "string", "count": "integer"}, "required": ["query"]}}
-1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 20 24 30 32 40 48 50 60 64 70 80 90 96 100 128 200 256 365 500 512 1000 1024 2000 2025
+{"name": "get_weather", "description": "Current weather of a city.", "parameters": {"type": "object", "properties":
+{}}}
+{"type": "function", "function": {"name": "search", "arguments": {"query": "string", "count": "integer"}, "required":
+["query"]}}
+1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 20 24 30 32 40 48 50 60 64 70 80 90 96 100 128 200 256 365 500 512 1000 1024
+2000 2025
 Café, naïve, résumé, Ångström, über, señor, façade: accents are written with more than one byte.
-""".strip()  # noqa: E501
+""".strip()
 
 PEOPLE = (
     "The teacher",

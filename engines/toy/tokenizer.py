@@ -37,7 +37,7 @@ def train_tokenizer() -> Tokenizer:
     early = [AddedToken(specials[i], special=True, normalized=False) for i in range(3)]
     trainer = trainers.BpeTrainer(
         vocab_size=NOISE_ID,
-        min_frequency=2,
+        min_frequency=1,
         special_tokens=early,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
