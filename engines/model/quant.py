@@ -5,6 +5,8 @@ order: published model.py (act_quant, fp4_act_quant) and DeepInfer's cache engin
 exponent bits, never from log2; values are divided by the scale, then clamped, then rounded to nearest, ties to even.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,18 @@ E4M3_STEP_MIN = 2.0**-9  # smallest positive e4m3 value
 UE8M0_FP4_AMAX_MIN = FP4_MAX * 2.0**-126
 FP4_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Quantise(Protocol):
+    """Values to (data, scales) bytes, in the format's own group."""
+
+    def __call__(self, x: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+
+class Dequantise(Protocol):
+    """(data, scales) bytes to float32 values."""
+
+    def __call__(self, data: Tensor, scales: Tensor, /) -> Tensor: ...
 
 
 def power_of_two_ceiling(x: Tensor) -> Tensor:
