@@ -143,7 +143,8 @@ class IndexConfig:
 class StoreConfig:
     """The whole store, resolved: code, devices, policy, stripe shape, durability and time limits.
 
-    A stripe is sealed at `stripe_bytes` or when its oldest object is `flush_us` old. `slow_us` after asking, a
+    A stripe is sealed at `stripe_bytes` or when its oldest object is `flush_us` old. A write waits
+    `write_timeout_us` for its fragments, `straggler_us` once `durable_min` are durable. `slow_us` after asking, a
     fetch asks the fragments that it left out. `fetch_window_stripes` bounds the bytes in flight of one fetch.
     """
 
@@ -156,6 +157,7 @@ class StoreConfig:
     segment_bytes: int = 64 * MIB
     fsync: FsyncRule = FsyncRule.SEGMENT
     write_timeout_us: int = 10_000_000
+    straggler_us: int = 200_000
     slow_us: int = 20_000
     fetch_window_stripes: int = 4
 
@@ -174,7 +176,7 @@ class StoreConfig:
         fragment = self.stripe_bytes // self.code.data
         roomy = self.segment_bytes >= 4 * fragment
         _require(roomy, "segment_bytes", self.segment_bytes, "must hold 4 fragments", f"use at least {4 * fragment}")
-        for name in ("flush_us", "write_timeout_us", "slow_us", "fetch_window_stripes"):
+        for name in ("flush_us", "write_timeout_us", "straggler_us", "slow_us", "fetch_window_stripes"):
             value = getattr(self, name)
             _require(value > 0, name, value, "must be positive", "see the default of StoreConfig")
 

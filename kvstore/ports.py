@@ -86,3 +86,11 @@ class IndexPort(Protocol):
 
     def report_lost(self, stripe_id: bytes, generation: int) -> Future[int]:
         """Forget a stripe that cannot be decoded, and every grain behind its grains; the number forgotten."""
+
+
+def failure_of(future: Future[T]) -> str | None:
+    """Why a finished future has no result, or None; a cancelled one says so instead of raising."""
+    if future.cancelled():
+        return "cancelled"
+    error = future.exception()
+    return None if error is None else f"{type(error).__name__}: {error}"

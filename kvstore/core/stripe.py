@@ -193,6 +193,11 @@ class Gathering:
         """Whether k fragments have been accepted."""
         return len(self._fragments) >= self._data
 
+    @property
+    def count(self) -> int:
+        """Fragments accepted so far."""
+        return len(self._fragments)
+
     def offer(self, index: int, raw: bytes | memoryview) -> Erased | None:
         """Take the answer for fragment `index`; an Erased says why it does not count."""
         fragment = open_fragment(raw, self._sums)
