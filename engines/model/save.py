@@ -86,6 +86,7 @@ def save_checkpoint(
         save_file(
             {name: _stored(tensors[name], specs[name]) for name in names}, directory / file, metadata={"format": "pt"}
         )
+        (directory / file).chmod(0o644)  # safetensors leaves files that only their owner may read
     if len(shards) > 1:
         total = sum(_bytes(spec) for spec in specs.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}

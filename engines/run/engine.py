@@ -91,13 +91,13 @@ class Engine:
 
     def loads_wanted(self) -> tuple[str, ...]:
         """Requests whose store hit is to be brought in, in queue order."""
-        return self._scheduler.loads_wanted()
+        return tuple(i for i in self._scheduler.loads_wanted() if not self._held[i].is_miss_pending)
 
     def load_hit(self, request_id: str, grains: Sequence[bytes], anchor: bytes) -> LoadTarget | NoRoom | Rejected:
         """Write a hit's grains and anchor into the request's memory and let it run.
 
-        NoRoom changes nothing: try again after a step. Raises ValueError on payloads of another model; the request
-        then still waits, so the caller may report the hit as missed.
+        NoRoom changes nothing: try again after a step. Raises ValueError on too few grains or payloads of another
+        model; the request then still waits: call `hit_missed`.
         """
         target = self._scheduler.load_hit(request_id)
         if not isinstance(target, LoadTarget):
@@ -105,7 +105,7 @@ class Engine:
         if len(grains) != len(target.blocks):
             raise ValueError(
                 f"{request_id}: a hit of {target.tokens} tokens takes {len(target.blocks)} grains, got {len(grains)}; "
-                "report a shorter hit as missed"
+                "a shorter hit is a miss"
             )
         for block, payload in zip(target.blocks, grains, strict=True):
             self._memory.write_block(block, payload)
@@ -118,6 +118,7 @@ class Engine:
         held = self._held.get(request_id)
         if held is None:
             return ()
+        assert not held.is_miss_pending, f"{request_id}: its hit was reported as missed before"
         held.missing |= {s.digest for s in held.request.images if not self._images.has(request_id, s.digest)}
         held.is_miss_pending = True
         needed = tuple(s.digest for s in held.request.images if s.digest in held.missing)
@@ -178,9 +179,24 @@ class Engine:
                 self._forget(event.request_id)
         return output
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step may compute or report something; prompts that wait for a hand-off do not count."""
+        return self._scheduler.has_work
+
     def capacity(self) -> Capacity:
         """Free memory and queued work, now."""
-        return capacity_of(self._scheduler)
+        ledger = self._scheduler.ledger
+        return Capacity(
+            blocks_free=ledger.blocks.free_count,
+            blocks_count=ledger.blocks.count - 1,
+            slots_free=ledger.slots.free_count,
+            running=len(ledger.running) + len(ledger.arrived),
+            reserved=len(ledger.reservations),
+            waiting=len(ledger.waiting),
+            waiting_tokens=sum(s.len for s in ledger.waiting),
+            uncached_tokens=sum(s.len - max(s.cached, s.request.hit_tokens) for s in ledger.waiting),
+        )
 
     def check(self) -> None:
         """Assert every invariant of the scheduler, and that image rows belong to known requests."""

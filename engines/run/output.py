@@ -64,12 +64,17 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a balancer may know of one rank: free memory, and work that is queued or running."""
+    """What a balancer may know of one rank: free memory (null items left out) and work that is queued or running.
+
+    `reserved` sequences are being prefilled elsewhere. `waiting_tokens` are the prompts' lengths, `uncached_tokens`
+    what is left to compute of them when their hits come true.
+    """
 
     blocks_free: int
     blocks_count: int
     slots_free: int
     running: int
+    reserved: int
     waiting: int
     waiting_tokens: int
     uncached_tokens: int

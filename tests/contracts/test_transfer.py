@@ -27,7 +27,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 @pytest.fixture(scope="module")
 def peers(world: World) -> dict[str, Remote]:
     """`steady` serves all tests that leave it alive; the others are each for one test. Started together."""
-    return {role: world.start(role) for role in ("steady", "doomed", "reborn")}
+    return {role: world.start(role) for role in ("steady", "slow", "leaving", "doomed")} | {
+        "reborn": world.start("doomed")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +84,10 @@ def test_notifications_of_ended_writes_arrive_in_order_once(world: World, peer: 
     assert peer.call("await_notes", 0) == []
 
 
-def test_the_peer_writes_back(world: World, peer: Remote) -> None:
+def test_the_peer_writes_back_without_a_call_from_here(world: World, peer: Remote) -> None:
+    """This side makes progress by itself; nobody has to poll for the peer's write to end."""
     peer.call("fill", 0, noise(1 << 16, 4))
-    pipe_free = threading.Event()  # this side's own poller must let the peer finish without any call from here
     assert peer.call("write", "here", [(0, 4096, 1 << 16)], b"back") == "Done"
-    assert not pipe_free.is_set()
     assert world.here.await_notes(1) == [(peer.name, b"back")]
     assert world.here.read(4096, 1 << 16) == peer.call("read", 0, 1 << 16)
 
@@ -154,28 +155,33 @@ def test_a_known_peer_cannot_change_under_its_name(world: World, peer: Remote) -
         world.here.add_peer("other-1", metadata)
 
 
-def test_a_stopped_peer_runs_into_the_deadline_and_lands_later(world: World, peer: Remote) -> None:
+# A write over a connection that was used before is one-sided indeed: with CMA it ends although the peer is stopped.
+# Tests of pending writes therefore freeze a peer that nothing was written to yet, whose connection must first come up.
+
+
+def test_a_stopped_peer_runs_into_the_deadline_and_lands_later(world: World, peers: dict[str, Remote]) -> None:
     """The waiter gets its answer in time; the write is not over and says so."""
+    slow = world.introduce(peers["slow"])
     world.here.fill(0, noise(16 << 20, 6))
-    peer.freeze()
+    slow.freeze()
     try:
         started = time.monotonic()
-        handle = world.write(peer.name, [(0, 0, 16 << 20)], b"late")
+        handle = world.write(slow.name, [(0, 0, 16 << 20)], b"late")
         assert handle.wait(0.3) == Pending()
         assert time.monotonic() - started < 5
     finally:
-        peer.thaw()
+        slow.thaw()
     assert world.await_end(handle, 10) == Done()
-    message, digest = peer.call("note_and_digest", [(0, 16 << 20)])
+    message, digest = slow.call("note_and_digest", [(0, 16 << 20)])
     assert (message, digest) == (b"late", world.here.digest([(0, 16 << 20)]))
 
 
-def test_a_killed_peer_is_lost_and_its_next_life_works(world: World, peers: dict[str, Remote], peer: Remote) -> None:
-    """In flight, afterwards, and after removal; others are not disturbed; a new epoch is a new name."""
+def test_a_killed_peer_is_lost_and_others_are_not(world: World, peers: dict[str, Remote], peer: Remote) -> None:
+    """Lost while in flight, lost afterwards, unknown once removed."""
     doomed = world.introduce(peers["doomed"])
-    assert world.write(doomed.name, [(0, 0, 8)]).wait(10) == Done()
     doomed.freeze()
     handle = world.write(doomed.name, [(0, 0, 8 << 20)], b"x")
+    assert handle.wait(0.1) == Pending()
     doomed.kill()
     world.remotes.remove(doomed)
     assert isinstance(world.await_end(handle, 8), Lost)
@@ -184,21 +190,28 @@ def test_a_killed_peer_is_lost_and_its_next_life_works(world: World, peers: dict
     assert isinstance(world.write(doomed.name, [(0, 0, 8)]).wait(1), NotPosted)
     assert world.write(peer.name, [(0, 0, 8)]).wait(10) == Done()
 
+
+def test_the_next_life_of_a_peer_works_while_the_old_one_is_still_known(
+    world: World, peers: dict[str, Remote], peer: Remote
+) -> None:
     reborn = world.introduce(peers["reborn"])
-    assert world.write(reborn.name, [(0, 0, 1 << 20)]).wait(10) == Done()
+    world.here.fill(0, noise(1 << 20, 7))
+    assert world.write(reborn.name, [(0, 0, 1 << 20)], b"hello").wait(10) == Done()
+    assert reborn.call("note_and_digest", [(0, 1 << 20)]) == (b"hello", world.here.digest([(0, 1 << 20)]))
 
 
 def test_removing_a_peer_ends_its_pending_writes(world: World, peers: dict[str, Remote], peer: Remote) -> None:
-    reborn = peers["reborn"]
-    reborn.freeze()
+    leaving = world.introduce(peers["leaving"])
+    leaving.freeze()
     try:
-        handle = world.write(reborn.name, [(0, 0, 8 << 20)])
+        handle = world.write(leaving.name, [(0, 0, 8 << 20)])
         assert handle.wait(0.1) == Pending()
-        world.here.transfer.remove_peer(reborn.name)
+        world.here.transfer.remove_peer(leaving.name)
         assert isinstance(handle.wait(1), Lost)
         assert "was removed" in handle.state().reason
     finally:
-        reborn.thaw()
+        leaving.thaw()
+    assert world.write(peer.name, [(0, 0, 8)]).wait(10) == Done()
 
 
 def test_close_twice_and_use_after_close(world: World, peer: Remote) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shoal.engines.core.layout import block_layout, slot_layout
+from shoal.engines.model.cache_shape import cache_shape
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.errors import ConfigError
 from shoal.engines.model.names import Part, tensor_specs
@@ -135,3 +137,15 @@ def test_missing_keys_and_files_are_named(tmp_path: Path) -> None:
         ModelConfig.from_dir(tmp_path)
     with pytest.raises(ConfigError, match="model_type"):
         ModelConfig.from_dict(tiny() | {"model_type": "deepseek_v4"})
+
+
+def test_published_cache_bytes() -> None:
+    """A block, a slot and its stored region have the published sizes; bytes a token are 890."""
+    config = ModelConfig.from_dict(published())
+    shape = cache_shape(config)
+    block, slot = block_layout(shape), slot_layout(shape)
+    assert block.block_bytes == 114_048
+    assert sum(s.bytes for s in block.sections) == 890 * 128
+    assert [(s.layer, s.kind) for s in block.sections[:3]] == [(2, "index"), (2, "main"), (8, "index")]
+    assert (slot.stored_bytes, slot.slot_bytes, slot.ring_tokens) == (1_415_040, 3_128_928, config.ring_tokens)
+    assert [(a.layer, a.bytes) for a in slot.accumulators] == [(2, 28_672), (8, 28_672), (14, 28_672)]
