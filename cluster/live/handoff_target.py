@@ -66,10 +66,10 @@ class HandoffTarget:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
 
     async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected:
-        """Blocks and a slot for a prompt of `tokens` tokens, as a ticket; asked again, the same ticket."""
+        """Memory for a prompt of `tokens` tokens and its first output, as a ticket; asked again, the same ticket."""
         if (known := self._ledger.find(ask.request_id, ask.attempt)) is not None:
             return known
-        reservation = await self._ports.reserve(sequence, tokens)
+        reservation = await self._ports.reserve(sequence, tokens + 1)
         if not isinstance(reservation, Reservation):
             return reservation
         ticket = self._ledger.open(ask, reservation.blocks, reservation.slot, now_us())
@@ -139,7 +139,7 @@ class HandoffTarget:
                     self._ports.ended(effect)
 
     async def _verify(self, ticket: Ticket) -> None:
-        count = self._layout.blocks_for(self._reservations[ticket.ticket_id].tokens)
+        count = self._layout.blocks_for(self._reservations[ticket.ticket_id].tokens - 1)  # the output is not sent
         parts = (*self._layout.block_parts(ticket.blocks[:count]), *self._layout.slot_parts(ticket.slot))
         sums = await asyncio.get_running_loop().run_in_executor(self._worker, kind_sums, parts)
         self._perform(self._ledger.verified(ticket.ticket_id, sums, now_us()))
