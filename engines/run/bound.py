@@ -7,6 +7,7 @@ from shoal.engines.config import Truncation
 from shoal.engines.model.batch import Batch
 from shoal.engines.model.cache import Caches
 from shoal.engines.model.decoder import Model
+from shoal.engines.run.plain import WholeText
 
 
 class BoundModel:
@@ -38,11 +39,10 @@ class WholeSequence:
         self._model = model
 
     @torch.inference_mode()
-    def last_logits(
-        self, token_ids: Tensor, image_mask: Tensor, image_rows: Tensor, truncation: Truncation, data_len: int
-    ) -> Tensor:
-        """Logits float32 [1, vocab] after the last of token_ids [T]."""
-        if not image_rows.numel():
-            image_rows = image_rows.new_empty(0, self._model.config.hidden)
-        output = self._model.forward_full(token_ids, image_mask, image_rows, truncation, data_len)
-        return self._model.logits(output.hidden[-1:])
+    def logits_of(self, text: WholeText, count: int) -> Tensor:
+        """Logits float32 [count, vocab] after each of the last `count` tokens."""
+        rows = text.image_rows
+        if not rows.numel():
+            rows = rows.new_empty(0, self._model.config.hidden)
+        output = self._model.forward_full(text.token_ids, text.image_mask, rows, text.truncation, text.data_len)
+        return self._model.logits(output.hidden[-count:])
