@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from shoal.balancers.reports import GroupRef
+from shoal.cluster.core.messages import Abort, ReleaseChoice
+
+Undo = Abort | ReleaseChoice
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call: what it is, when its answer is no longer waited for, and at which group (or image) it is."""
+    """One call: what it is, when its answer is no longer waited for, and at which group (or for which image)."""
 
     number: int
     kind: str
@@ -22,39 +25,40 @@ class Ask:
 
 
 class Asks:
-    """Open calls by number. `dropped` remembers what nobody waits for any more, so a late answer can be undone."""
+    """Open calls by number. A dropped call is remembered by its undo, in case it is answered after all."""
 
     def __init__(self) -> None:
-        self._next = 1
+        self._last = 0
         self._open: dict[int, Ask] = {}
-        self._undo: dict[int, tuple[GroupRef | None, str, str]] = {}
+        self._undo: dict[int, Undo] = {}
 
-    def open(self, kind: str, due_us: int, group: GroupRef | None = None, image_index: int = -1) -> int:
-        """Number of a new call."""
-        number, self._next = self._next, self._next + 1
-        self._open[number] = Ask(number, kind, due_us, group, image_index)
-        return number
+    def open(self, ask: Ask, undo: Undo | None) -> None:
+        """A new call; `undo` gives back what an answer nobody waits for has brought."""
+        self._open[ask.number] = ask
+        if undo is not None:
+            self._undo[ask.number] = undo
 
-    def undo_with(self, number: int, group: GroupRef | None, balancer: str, name: str) -> None:
-        """If this call is dropped and answered late: abort `name` at `group`, or release it at `balancer`."""
-        self._undo[number] = (group, balancer, name)
+    def next_number(self) -> int:
+        """A number for the next call."""
+        self._last += 1
+        return self._last
 
     def take(self, number: int) -> Ask | None:
-        """End the wait for this call; None if nobody waits for it (answered before, or dropped)."""
+        """End the wait for this call by its answer; None if nobody waits for it (answered before, or dropped)."""
         ask = self._open.pop(number, None)
         if ask is not None:
             self._undo.pop(number, None)
         return ask
 
     def drop(self, number: int) -> Ask | None:
-        """Stop waiting, but remember how to undo it."""
+        """Stop waiting: the call failed or is overdue, but its peer may act yet."""
         return self._open.pop(number, None)
 
     def drop_all(self) -> None:
         """Stop waiting for anything."""
         self._open.clear()
 
-    def late(self, number: int) -> tuple[GroupRef | None, str, str] | None:
+    def late(self, number: int) -> Undo | None:
         """How to undo a dropped call that was answered after all; once."""
         return None if number in self._open else self._undo.pop(number, None)
 

@@ -1,9 +1,10 @@
 """One attempt to compute a request: what was chosen and started, and what has to be undone if it ends early."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.balancers.reports import Choice, GroupRef
-from shoal.cluster.core.messages import Abort, Effect, Embedding, Job, ReleaseChoice, Reserve, Submit
+from shoal.cluster.core.asks import Undo
+from shoal.cluster.core.messages import Abort, Effect, Embedding, Job, Reserve, Submit
 from shoal.cluster.core.names import engine_id
 from shoal.engines.core.request import EngineRequest
 
@@ -12,7 +13,7 @@ from shoal.engines.core.request import EngineRequest
 class Attempt:
     """`number` is never used twice in a request, so names and holds of two attempts cannot meet.
 
-    `started` lists (group, sequence) that may hold something for us; `held` lists (balancer, reservation).
+    `undos` gives back whatever engines, encoders and balancers may hold for it; each is idempotent.
     """
 
     number: int
@@ -22,10 +23,8 @@ class Attempt:
     prefill: Choice | None = None
     decode: Choice | None = None
     ticket: object | None = None
-    is_submitted: bool = False
     is_admitted: bool = False
-    started: list[tuple[GroupRef, str]] = field(default_factory=list)
-    held: list[tuple[str, str]] = field(default_factory=list)
+    undos: list[Undo] = field(default_factory=list)
 
     @property
     def sequence(self) -> str:
@@ -47,10 +46,12 @@ class Attempt:
         over = {ended_at}
         if self.is_admitted and self.prefill:
             over.add(self.prefill.group)
-        aborts = [Abort(group, name, reason) for group, name in self.started if group not in over]
-        releases = [ReleaseChoice(balancer, reservation) for balancer, reservation in self.held]
-        self.started, self.held = [], []
-        return (*aborts, *releases)
+        undos, self.undos = list(dict.fromkeys(self.undos)), []
+        return tuple(
+            replace(undo, reason=reason) if isinstance(undo, Abort) else undo
+            for undo in undos
+            if not (isinstance(undo, Abort) and undo.group in over)
+        )
 
 
 def effective_hit(anchors: tuple[int, ...], matched_tokens: int, prompt_len: int, keep: int) -> int:
@@ -93,6 +94,7 @@ def submit(
 
 def reserve(attempt: Attempt, ask: int, tokens: int, deadline_us: int) -> Reserve:
     """The Reserve of this attempt at its COMPLETION group, for its PROMPT group to write into."""
-    assert attempt.prefill and attempt.decode, "reserve needs both groups"
+    assert attempt.prefill is not None, "reserve needs the PROMPT group that will write"
+    assert attempt.decode is not None, "reserve needs a COMPLETION group"
     source, target = attempt.prefill.group, attempt.decode.group
     return Reserve(ask, target, source, attempt.sequence, attempt.number, tokens, deadline_us)

@@ -5,37 +5,19 @@ exit by time. What an attempt started is undone when it is given up, and again w
 acted after all. Tokens already emitted are kept: the next attempt computes prompt + outputs under a new number.
 """
 
-from enum import StrEnum
-
-from shoal.balancers.config import DEADLINE, NO_GROUP, ROOM, TOO_LONG
+from shoal.balancers.config import NO_GROUP, ROOM
 from shoal.balancers.reports import Choice, DecodeNeed, Full, GroupRef, PrefillNeed
 from shoal.cluster.core import messages as m
-from shoal.cluster.core.asks import Ask, Asks
+from shoal.cluster.core.asks import Ask, Asks, Undo
 from shoal.cluster.core.attempt import Attempt, checkpoints, effective_hit, reserve, submit
 from shoal.cluster.core.encoding import Encoding
 from shoal.cluster.core.output import Output
 from shoal.cluster.core.patience import Patience
 from shoal.cluster.core.policy import RequestPolicy
+from shoal.cluster.core.refusals import RETRY_AFTER_LEAST_US, failure, may_wait
+from shoal.cluster.core.state import AT_ENGINE, State
 from shoal.cluster.core.timeline import Mark, RequestTimeline
 from shoal.engines.core.request import FinishEvent, FinishReason, TokenEvent
-
-
-class State(StrEnum):
-    """Where a request stands; each waits for something that ends, at the latest by time."""
-
-    NEW = "new"
-    MATCHING = "matching"
-    ENCODING = "encoding"
-    ROUTING = "routing"
-    RESERVING = "reserving"
-    WAITING = "waiting for room"
-    PREFILLING = "prefilling"
-    HANDING_OFF = "handing off"
-    DECODING = "decoding"
-    ENDED = "ended"
-
-
-_AT_ENGINE = (State.PREFILLING, State.HANDING_OFF, State.DECODING)
 
 
 class RequestMachine:
@@ -93,30 +75,26 @@ class RequestMachine:
     def _is_over(self) -> bool:
         return self._state is State.ENDED
 
-    # ------------------------------------------------------------ events
-
     def _live(self, event: m.Event) -> None:
         match event:
             case m.Begin():
                 if self._state is State.NEW:
-                    self._begin()
+                    self._patience.begin(self._job.deadline_us, self._now_us)
+                    self._mark("arrived", tokens=len(self._job.token_ids), images=len(self._job.images))
+                    self._start_attempt()
             case m.ClientGone():
                 self._end("client gone", None, None)
             case m.GroupLost(group):
                 self._on_group_lost(group)
             case m.Tick() | m.Saved():
-                pass
-            case (
-                m.Matched() | m.Chosen() | m.Encoded() | m.Reserved() | m.ReserveRefused() | m.Submitted()
-                | m.SubmitRejected() | m.CallFailed()
-            ):  # fmt: skip
-                ask = self._asks.take(event.ask)
-                if ask is None:
-                    self._late(event)
-                elif isinstance(event, m.CallFailed):
-                    self._on_call_failed(ask, event.reason)
-                else:
-                    self._on_answer(ask, event)
+                self._wake_us = 0
+            case m.CallFailed(number, reason):
+                if ask := self._asks.drop(number):
+                    self._on_call_failed(ask, reason)
+            case m.Matched() | m.Chosen() | m.Encoded() | m.Reserved() | m.ReserveRefused():
+                self._on_answer(event)
+            case m.Submitted() | m.SubmitRejected():
+                self._on_answer(event)
             case _:
                 if self._is_current(event):
                     self._patience.heard(self._now_us)
@@ -125,22 +103,22 @@ class RequestMachine:
     def _is_current(self, event: m.EngineEvent) -> bool:
         """From the attempt that runs now, and from a group that takes part in it."""
         attempt = self._attempt
-        return self._state in _AT_ENGINE and event.attempt == attempt.number and event.group in attempt.groups()
+        return self._state in AT_ENGINE and event.attempt == attempt.number and event.group in attempt.groups()
 
-    def _begin(self) -> None:
-        job = self._job
-        self._patience.begin(job.deadline_us, self._now_us)
-        self._mark("arrived", tokens=len(job.token_ids), images=len(job.images))
-        self._start_attempt()
-
-    def _on_answer(self, ask: Ask, event: m.Answer) -> None:
+    def _on_answer(self, event: m.Answer) -> None:
+        ask = self._asks.take(event.ask)
+        if ask is None:
+            return self._late(event)
         match event:
             case m.Matched():
                 self._on_matched(event)
             case m.Chosen(_, Choice() as choice):
                 self._on_choice(ask, choice)
             case m.Chosen(_, Full() as full):
-                self._on_full(full)
+                if may_wait(full, was_failed=self._failures > 0):
+                    self._wait(full)
+                else:
+                    self._fail(failure(full))
             case m.Encoded(_, embedding):
                 self._images.add(ask.image_index, embedding)
                 self._mark("encoded", image=ask.image_index, group=embedding.group.name)
@@ -155,9 +133,10 @@ class RequestMachine:
                 self._mark("no room", group=ask.group_name, blocks=short.blocks_short, slots=short.slots_short)
                 self._retry_room(f"{ask.group_name} has no room")
             case m.Submitted():
-                self._attempt.is_submitted = True
+                self._mark("accepted", group=ask.group_name)
             case m.SubmitRejected(_, rejected):
-                self._fail(400, "request_rejected", rejected.reason)
+                self._fail(m.Failure(400, "request_rejected", rejected.reason))
+        return None
 
     def _on_call_failed(self, ask: Ask, reason: str) -> None:
         self._mark("call failed", call=ask.kind, reason=reason)
@@ -218,24 +197,28 @@ class RequestMachine:
             self._patience.gap(True, self._now_us)
             self._finish_if_complete()
         elif finish.reason is FinishReason.REFUSED:
-            self._fail(400, "request_rejected", finish.detail or f"{group.name} refused the request")
+            self._fail(m.Failure(400, "request_rejected", finish.detail or f"{group.name} refused the request"))
         else:  # preempted, an error, or an abort we did not ask for: the tokens are kept and computed on elsewhere
             self._reroute(f"{group.name} ended it: {finish.reason} {finish.detail}".rstrip(), exclude=group.name)
 
     def _on_group_lost(self, group: GroupRef) -> None:
         for ask in self._asks.at(group, "encode"):
-            self._asks.take(ask.number)
-            self._encode_again(ask.image_index, group.name, "encoder lost")
+            if self._asks.drop(ask.number):
+                self._encode_again(ask.image_index, group.name, "encoder lost")
         if not self._is_over() and self._attempt.needs(group):
             self._reroute(f"{group} lost", exclude=group.name)
-
-    # ------------------------------------------------------------ the way forward
 
     def _length(self) -> int:
         return len(self._job.token_ids) + len(self._output)
 
-    def _ask(self, kind: str, limit_us: int, group: GroupRef | None = None, image_index: int = -1) -> int:
-        return self._asks.open(kind, self._now_us + limit_us, group, image_index)
+    def _ask(self, kind: str, limit_us: int, undo: Undo | None, image_index: int = -1) -> int:
+        """Number of a new call; what it makes a peer hold is undone when the attempt is given up."""
+        group = undo.group if isinstance(undo, m.Abort) else None
+        ask = Ask(self._asks.next_number(), kind, self._now_us + limit_us, group, image_index)
+        self._asks.open(ask, undo)
+        if undo is not None:
+            self._attempt.undos.append(undo)
+        return ask.number
 
     def _start_attempt(self) -> None:
         """A new number, a new match: more of the prefix may be stored by now."""
@@ -247,7 +230,7 @@ class RequestMachine:
         if not self._store_is_on or limit < self._policy.grain_tokens:
             return self._encode()
         self._state = State.MATCHING
-        ask = self._ask("match", self._policy.match_us)
+        ask = self._ask("match", self._policy.match_us, None)
         self._effects.append(m.Match(ask, self._job.token_ids, self._job.images, limit))
         return None
 
@@ -269,7 +252,8 @@ class RequestMachine:
 
     def _choose_encoder(self, index: int) -> None:
         need = self._images.need(index, self._attempt.number, self._excluded)
-        ask = self._hold("choose encoder", "encode", need.reservation, index)
+        undo = m.ReleaseChoice("encode", need.reservation)
+        ask = self._ask("choose encoder", self._policy.ask_us, undo, index)
         self._effects.append(m.ChooseEncoder(ask, need))
 
     def _encode_again(self, index: int, group_name: str, reason: str) -> None:
@@ -279,7 +263,7 @@ class RequestMachine:
         if failures < self._policy.encode_attempts_max:
             return self._choose_encoder(index)
         message = f"image {index} failed {failures} times: {reason}"
-        return self._fail(500, "image_encoding_failed", message, f"images[{index}]")
+        return self._fail(m.Failure(500, "image_encoding_failed", message, f"images[{index}]"))
 
     def _choose(self) -> None:
         """Ask both balancers at once; room at a COMPLETION group is reserved before a PROMPT group computes."""
@@ -287,35 +271,20 @@ class RequestMachine:
         attempt, excluded = self._attempt, tuple(sorted(self._excluded))
         length, hit = self._length(), attempt.hit_tokens
         need = PrefillNeed(attempt.sequence, length - hit, hit, attempt.prefix, self._patience.deadline_us, excluded)
-        ask = self._hold("choose prefill", "prefill", attempt.sequence)
+        ask = self._ask("choose prefill", self._policy.ask_us, m.ReleaseChoice("prefill", attempt.sequence))
         self._effects.append(m.ChoosePrefill(ask, need))
         if not self._policy.normal:
             final = len(self._job.token_ids) + self._job.sampling.max_tokens
             without = tuple(sorted(self._excluded | self._crowded))
-            ask = self._hold("choose decode", "decode", attempt.sequence)
+            ask = self._ask("choose decode", self._policy.ask_us, m.ReleaseChoice("decode", attempt.sequence))
             self._effects.append(m.ChooseDecode(ask, DecodeNeed(attempt.sequence, length, final, without)))
-
-    def _hold(self, kind: str, balancer: str, reservation: str, image_index: int = -1) -> int:
-        """A call whose answer holds room at a balancer until it is released."""
-        ask = self._ask(kind, self._policy.ask_us, image_index=image_index)
-        self._asks.undo_with(ask, None, balancer, reservation)
-        self._attempt.held.append((balancer, reservation))
-        return ask
-
-    def _start_at(self, kind: str, limit_us: int, group: GroupRef, name: str, image_index: int = -1) -> int:
-        """A call that makes `group` hold something under `name` until it ends or is aborted."""
-        ask = self._ask(kind, limit_us, group, image_index)
-        self._asks.undo_with(ask, group, "", name)
-        if (group, name) not in self._attempt.started:
-            self._attempt.started.append((group, name))
-        return ask
 
     def _on_choice(self, ask: Ask, choice: Choice) -> None:
         terms = {s.group.name: s.refused or round(s.cost_us) for s in choice.scores}
         self._mark(ask.kind.replace("choose", "chose"), group=choice.group.name, **terms)
         if ask.kind == "choose encoder":
-            index = ask.image_index
-            number = self._start_at("encode", self._policy.encode_us, choice.group, choice.reservation, index)
+            index, undo = ask.image_index, m.Abort(choice.group, choice.reservation, "")
+            number = self._ask("encode", self._policy.encode_us, undo, index)
             self._effects.append(m.Encode(number, choice.group, choice.reservation, index))
             return
         attempt, policy = self._attempt, self._policy
@@ -327,7 +296,7 @@ class RequestMachine:
             self._submit()
         elif attempt.prefill and attempt.decode:
             self._state = State.RESERVING
-            number = self._start_at("reserve", policy.ask_us, attempt.decode.group, attempt.sequence)
+            number = self._ask("reserve", policy.ask_us, m.Abort(attempt.decode.group, attempt.sequence, ""))
             self._effects.append(reserve(attempt, number, self._length(), self._patience.deadline_us))
 
     def _submit(self) -> None:
@@ -338,23 +307,9 @@ class RequestMachine:
         needed = self._images.for_hit(attempt.hit_tokens)
         prompt_len, keep = len(self._job.token_ids), policy.keep if self._store_is_on else 0
         ends = checkpoints(prompt_len, self._length(), attempt.hit_tokens, keep, policy.grain_tokens)
-        ask = self._start_at("submit", policy.ask_us, attempt.prefill.group, attempt.sequence)
+        ask = self._ask("submit", policy.ask_us, m.Abort(attempt.prefill.group, attempt.sequence, ""))
         self._mark("submitted", group=attempt.prefill.group.name, hit=attempt.hit_tokens, tokens=self._length())
         self._effects.append(submit(attempt, ask, self._job, self._output.token_ids, needed, ends))
-
-    # ------------------------------------------------------------ waits, losses, ends
-
-    def _on_full(self, full: Full) -> None:
-        """A fresh request is refused at once (the client can go elsewhere); one that an engine failed waits."""
-        if full.code == TOO_LONG:
-            self._fail(400, TOO_LONG, full.reason, "max_tokens")
-        elif full.code == DEADLINE:
-            self._fail(503, DEADLINE, full.reason, retry_after_us=full.retry_after_us)
-        elif full.code == ROOM or self._failures:
-            self._wait(full)
-        else:
-            status = 503 if full.code == NO_GROUP else 429
-            self._fail(status, full.code, full.reason, retry_after_us=full.retry_after_us)
 
     def _retry_room(self, reason: str) -> None:
         """Once elsewhere at once, then after a pause: a group refused room that its reports had promised."""
@@ -369,8 +324,7 @@ class RequestMachine:
         self._give_up_attempt("waiting for room")
         self._crowded.clear()
         if not self._patience.pause(full.retry_after_us, self._now_us):
-            status = 503 if full.code == NO_GROUP else 429
-            return self._fail(status, full.code, full.reason, retry_after_us=max(full.retry_after_us, 1_000_000))
+            return self._fail(failure(full))
         self._state = State.WAITING
         self._mark("waiting", code=full.code, until_us=self._patience.retry_at_us)
         return None
@@ -384,7 +338,7 @@ class RequestMachine:
         self._give_up_attempt(reason)
         if self._failures >= self._policy.attempts_max:
             message = f"given up after {self._failures} attempts: {reason}"
-            self._fail(503, "engines_failed", message, retry_after_us=1_000_000)
+            self._fail(m.Failure(503, "engines_failed", message, None, RETRY_AFTER_LEAST_US))
         else:
             self._start_attempt()
 
@@ -398,22 +352,22 @@ class RequestMachine:
     def _late(self, event: m.Event) -> None:
         """An answer nobody waits for: whatever it brought is given back."""
         if isinstance(event, m.Answer) and (undo := self._asks.late(event.ask)) is not None:
-            group, balancer, name = undo
-            self._effects.append(m.Abort(group, name, "answered late") if group else m.ReleaseChoice(balancer, name))
+            self._effects.append(undo)
 
     def _expire(self) -> None:
         """Everything whose time has come, the request's own deadline first."""
         now_us, patience = self._now_us, self._patience
         if now_us >= patience.deadline_us > 0:
-            return self._fail(504, "deadline_exceeded", f"not done within its deadline ({self._state})")
+            return self._fail(m.Failure(504, "deadline_exceeded", f"not done within its deadline ({self._state})"))
         for ask in self._asks.overdue(now_us):
             if not self._is_over() and self._asks.drop(ask.number) is not None:
                 self._on_call_failed(ask, "no answer in time")
         if self._state is State.WAITING and now_us >= patience.retry_at_us:
+            patience.resume()
             self._start_attempt()
-        elif self._state in _AT_ENGINE and now_us >= patience.silent_at_us:
+        elif self._state in AT_ENGINE and now_us >= patience.silent_at_us:
             self._reroute(f"no word of it for {self._policy.progress_us / 1e6:g} s")
-        elif self._state in _AT_ENGINE and patience.gap_at_us and now_us >= patience.gap_at_us:
+        elif self._state in AT_ENGINE and patience.gap_at_us and now_us >= patience.gap_at_us:
             self._reroute(f"token {len(self._output)} or the end did not come in {self._policy.gap_us / 1e6:g} s")
         return None
 
@@ -428,17 +382,17 @@ class RequestMachine:
             final = FinishEvent(self._job.request_id, finish.reason, len(self._output), finish.detail)
             self._end("finished", final, None)
 
-    def _fail(self, status: int, code: str, message: str, param: str | None = None, retry_after_us: int = 0) -> None:
-        self._end("failed", None, m.Failure(status, code, message, param, retry_after_us))
+    def _fail(self, why: m.Failure) -> None:
+        self._end("failed", None, why)
 
-    def _end(self, what: str, finish: FinishEvent | None, failure: m.Failure | None) -> None:
+    def _end(self, what: str, finish: FinishEvent | None, why: m.Failure | None) -> None:
         """The one way out: undo what still runs, then say so once."""
         self._asks.drop_all()
         self._effects += self._attempt.undo(what, self._ended_at if finish else None)
         self._state = State.ENDED
-        reason = finish.reason if finish else failure.code if failure else "client"
+        reason = finish.reason if finish else why.code if why else "client"
         self._mark("ended", how=what, reason=str(reason), output_tokens=len(self._output))
-        self._effects.append(m.Finish(finish, failure, self._cached_tokens or 0))
+        self._effects.append(m.Finish(finish, why, self._cached_tokens or 0))
 
     def _mark(self, what: str, **detail: int | float | str) -> None:
         self._marks.append(Mark(self._now_us, what, self._attempt.number, tuple(detail.items())))

@@ -3,7 +3,7 @@
 An effect that expects an answer carries `ask`, a number of its own within the request; the answering event repeats it.
 The machine ignores an answer whose `ask` it no longer waits for, and gives back whatever the late answer brought.
 `group` is always a GroupRef: the name and the epoch, so that a group's next life is never mistaken for it.
-Sequences are named `<request id>/<attempt>` in engines (`names.engine_id`): an engine may see two attempts of one request.
+Sequences are named `<request id>/<attempt>` in engines (`names.engine_id`): one may see two attempts of a request.
 """
 
 from dataclasses import dataclass

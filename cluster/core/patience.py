@@ -37,10 +37,14 @@ class Patience:
         if now_us >= self._room_until_us:
             return False
         most_us = self._policy.retry_us << min(self._pauses, _PAUSES_DOUBLED)
-        pause_us = max(self._policy.retry_us, min(retry_after_us, most_us), most_us)
+        pause_us = min(max(retry_after_us, self._policy.retry_us), most_us)
         self.retry_at_us = min(now_us + pause_us, self._room_until_us)
         self._pauses += 1
         return True
+
+    def resume(self) -> None:
+        """The pause is over; the wait for room goes on until an engine has the sequence."""
+        self.retry_at_us = 0
 
     def at_engine(self, now_us: int) -> None:
         """An engine has the sequence: the wait for room has ended well."""
