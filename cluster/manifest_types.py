@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 from shoal.balancers.config import DecodeConfig, EncodeConfig, PrefillConfig
-from shoal.cluster.core.entrypoint import RequestPolicy
 from shoal.cluster.core.membership import MembershipConfig
+from shoal.cluster.core.policy import RequestPolicy
 from shoal.cluster.quantities import Duration, Size
 
 Auto = Literal["auto"]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from shoal.balancers.config import DecodeConfig, EncodeConfig, PrefillConfig
-from shoal.cluster.core.entrypoint import RequestPolicy
 from shoal.cluster.core.membership import MembershipConfig
+from shoal.cluster.core.policy import RequestPolicy
 from shoal.engines.config import EngineConfig
 
 

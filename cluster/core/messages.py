@@ -3,7 +3,7 @@
 An effect that expects an answer carries `ask`, a number of its own within the request; the answering event repeats it.
 The machine ignores an answer whose `ask` it no longer waits for, and gives back whatever the late answer brought.
 `group` is always a GroupRef: the name and the epoch, so that a group's next life is never mistaken for it.
-Sequences are named `<request id>/<attempt>` in engines (`engine_id`): an engine may see two attempts of one request.
+Sequences are named `<request id>/<attempt>` in engines (`names.engine_id`): one may see two attempts of a request.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,6 @@ from shoal.engines.core.request import (
     SamplingParams,
     TokenEvent,
 )
-
-
-def engine_id(request_id: str, attempt: int) -> str:
-    """Name of one attempt's sequence in engines, tickets and balancer reservations."""
-    return f"{request_id}/{attempt}"
-
-
-def split_engine_id(name: str) -> tuple[str, int]:
-    """(request id, attempt) of an engine's sequence name; a ValueError for a foreign name."""
-    request_id, _, attempt = name.rpartition("/")
-    if not request_id or not attempt.isdecimal():
-        raise ValueError(f"sequence name {name!r} must be <request id>/<attempt>; use engine_id()")
-    return request_id, int(attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +147,14 @@ class ChunkDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """The engine still has this sequence, in whatever state; sent with its regular replies while nothing else is."""
+
+    attempt: int
+    group: GroupRef
+
+
+@dataclass(frozen=True, slots=True)
 class FetchFailed:
     """The announced hit could not be loaded; the PROMPT engine has dropped the sequence."""
 
@@ -243,8 +238,8 @@ class Tick:
 
 Event = (
     Begin | Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed
-    | PrefillStarted | ChunkDone | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended | Saved
-    | GroupLost | ClientGone | Tick
+    | PrefillStarted | ChunkDone | Known | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended
+    | Saved | GroupLost | ClientGone | Tick
 )  # fmt: skip
 
 # ---------------------------------------------------------------- effects out
@@ -387,4 +382,9 @@ class WakeAt:
 Effect = (
     Match | ChooseEncoder | Encode | ChoosePrefill | ChooseDecode | ReleaseChoice | Reserve | Submit | Abort
     | Emit | Finish | WakeAt
+)  # fmt: skip
+
+Answer = Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed
+EngineEvent = (
+    PrefillStarted | ChunkDone | Known | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended
 )  # fmt: skip
