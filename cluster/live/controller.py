@@ -6,6 +6,7 @@ their actor names, adopts them with their epochs, and goes on; nothing else has 
 
 import asyncio
 import logging
+import os
 from typing import Any
 
 import ray
@@ -34,9 +35,11 @@ from shoal.cluster.core.membership import (
 )
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.directory import WATCH_S
-from shoal.cluster.live.names import actor_name, parse_actor_name, role_of
+from shoal.cluster.live.members import create_member
+from shoal.cluster.live.names import parse_actor_name, role_of
 from shoal.cluster.live.session import NAMESPACE
 from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +52,14 @@ class Controller:
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
         # Epochs grow with time, so a life that a dead controller started and nobody recorded cannot be reused.
-        self._core = Membership(spec.membership, first_epoch=now_us() // 1_000_000 - spec.epoch_base_s)
+        self._core = Membership(spec.membership, first_epoch=1 + (now_us() - spec.created_us) // 1_000_000)
         self._handles: dict[GroupRef, Any] = {}
         self._view_base = now_us() // 1000  # a restarted controller must number its views above its predecessor's
         self._changed = asyncio.Event()
         self._wake: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._losses: list[tuple[int, GroupRef, str]] = []
-        self._loop = asyncio.get_event_loop()
-        self._spawn(self._begin())
+        self._begun = False
 
     async def _begin(self) -> None:
         for entry in ray.util.list_named_actors(all_namespaces=True):
@@ -72,7 +74,7 @@ class Controller:
             if ready:
                 self._handles[group] = handle
                 self._on(Found(group, role_of(group)))
-                self._spawn(self._watch_life(group, handle))
+                self._tasks.spawn(self._watch_life(group, handle))
             else:
                 ray.kill(handle)
         for role, count in self._spec.desired:
@@ -110,12 +112,11 @@ class Controller:
 
     async def pid(self) -> int:
         """Process id, for tests and status."""
-        return self._spec.pid()
+        return os.getpid()
 
     async def shutdown(self) -> int:
         """Stop every member; the number stopped. The caller removes the controller itself."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for handle in self._handles.values():
             ray.kill(handle)
         return len(self._handles)
@@ -129,13 +130,13 @@ class Controller:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Start(group, role):
-                self._spawn(self._start(group, role))
+                self._tasks.spawn(self._start(group, role))
             case Stop(group, reason):
                 log.info("stop %s: %s", group, reason)
                 if (handle := self._handles.pop(group, None)) is not None:
                     ray.kill(handle)
             case StartDraining(group):
-                self._spawn(self._drain(group))
+                self._tasks.spawn(self._drain(group))
             case Lost(group, _, reason):
                 log.warning("lost %s: %s", group, reason)
                 self._losses = [*self._losses[-999:], (now_us(), group, reason)]
@@ -145,17 +146,17 @@ class Controller:
             case WakeAt(at_us):
                 if self._wake is not None:
                     self._wake.cancel()
-                self._wake = self._loop.call_later(max(0.0, (at_us - now_us()) / 1e6), self._on, Tick())
+                self._wake = asyncio.get_running_loop().call_later(max(0.0, (at_us - now_us()) / 1e6), self._on, Tick())
 
     async def _start(self, group: GroupRef, role: str) -> None:
         """Create one life and bring it up; it is watched from its first moment."""
         try:
-            handle = self._spec.create(group, role, actor_name(self._spec.name, group))
+            handle = create_member(self._spec, group, role)
         except (RayError, ValueError) as error:
             self._on(Died(group, f"could not be created: {error}"))
             return
         self._handles[group] = handle
-        self._spawn(self._watch_life(group, handle))
+        self._tasks.spawn(self._watch_life(group, handle))
         try:
             await handle.open.remote()
         except RayActorError as error:
@@ -186,7 +187,7 @@ class Controller:
         """A stopped process keeps its sockets and its lifeline: only silence shows it."""
         while True:
             for group, handle in tuple(self._handles.items()):
-                self._spawn(self._ping(group, handle))
+                self._tasks.spawn(self._ping(group, handle))
             await asyncio.sleep(PING_PERIOD_S)
 
     async def _ping(self, group: GroupRef, handle: Any) -> None:
@@ -199,8 +200,3 @@ class Controller:
     def _view(self) -> View:
         view = self._core.view()
         return View(view.number + self._view_base, view.members)
-
-    def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -12,7 +12,6 @@ import torch
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.handoff import Group, ToSource, ToTarget
 from shoal.cluster.core.membership import View
-from shoal.cluster.core.messages import split_engine_id
 from shoal.cluster.core.target_ledger import Ask
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.engine_parts import EngineParts, build_parts
@@ -56,7 +55,6 @@ class EngineActor:
             self._tasks.spawn(parts.target.poll_forever())
             self._tasks.spawn(self._renew_forever())
         if parts.source is not None:
-            self._tasks.spawn(parts.progress_forever())
             self._tasks.spawn(self._renew_forever())
 
     async def ping(self) -> bool:
@@ -172,7 +170,3 @@ class EngineActor:
             parts.heartbeat()
             await asyncio.sleep(self._spec.cluster.transfer.lease_us / 3e6)
 
-
-def attempt_of(sequence: str) -> tuple[str, int]:
-    """(request id, attempt) of a sequence's name."""
-    return split_engine_id(sequence)

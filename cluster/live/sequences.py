@@ -80,9 +80,8 @@ class Sequences:
                 objects.append(ToSave(known.origin, known.prefix.anchor(anchor, known.origin)))
         return objects
 
-    def post_step(self, output: StepOutput, keep: frozenset[str] = frozenset()) -> None:
-        """Letters for a step: chunks, tokens in one letter a sequence, endings. Ended sequences are forgotten,
-        except those in `keep`, which a hand-off still owns."""
+    def post_step(self, output: StepOutput) -> list[str]:
+        """Letters for a step: chunks, tokens in one letter a sequence, endings; the sequences that ended."""
         for chunk in output.chunks:
             if (known := self._known.get(chunk.request_id)) is not None:
                 done = ChunkDone(known.origin.attempt, self._group, chunk.cached - known.cached, chunk.cached)
@@ -94,12 +93,13 @@ class Sequences:
                 tokens.setdefault(event.request_id, []).append(event)
         for sequence, events in tokens.items():
             self.post_tokens(sequence, tuple(events))
+        ended = []
         for event in output.events:
-            if isinstance(event, FinishEvent) and (known := self._known.get(event.request_id)) is not None:
-                ended = Ended(known.origin.attempt, self._group, event)
-                self._outbox.post(known.origin.entrypoint, (known.origin.request_id, ended))
-                if event.request_id not in keep:
-                    self.forget(event.request_id)
+            if isinstance(event, FinishEvent) and (known := self._known.pop(event.request_id, None)) is not None:
+                letter = Ended(known.origin.attempt, self._group, event)
+                self._outbox.post(known.origin.entrypoint, (known.origin.request_id, letter))
+                ended.append(event.request_id)
+        return ended
 
     def post_tokens(self, sequence: str, events: tuple[TokenEvent, ...]) -> None:
         """One letter with output tokens."""

@@ -7,10 +7,20 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from ray.exceptions import RayError
+
+from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import INDEX, NODE
+from shoal.cluster.live.saver import MissingPort
+from shoal.cluster.live.spec import ClusterSpec
+from shoal.kvstore.client import StoreClient
 from shoal.kvstore.core.records import Erased, Located, Location, Refused, StripeRecord
+from shoal.kvstore.io.checksums import checksums
+from shoal.kvstore.io.isal import IsalCode
 from shoal.kvstore.ports import DeviceUsage, NodePort, Reply
+
+MISSING_S = 1.0
 
 
 class MemberGone(Exception):
@@ -101,3 +111,25 @@ class RayIndex:
     def missing(self, keys: tuple[bytes, ...]) -> Future[tuple[bool, ...]]:
         """Per key: True when the grain is not stored."""
         return _call(self._directory.only(INDEX), "missing", keys)
+
+
+def store_client(spec: ClusterSpec, directory: Directory, owner: str) -> tuple[StoreClient, MissingPort]:
+    """A client over this cluster's store, and the question which grains it lacks."""
+    config = spec.store_config()
+    index = RayIndex(directory)
+    client = StoreClient((index, store_nodes(spec, directory)), config, IsalCode(), checksums(), now_us, owner)
+
+    def missing(keys: tuple[bytes, ...]) -> tuple[bool, ...]:
+        future = index.missing(keys)
+        try:
+            answer: tuple[bool, ...] = future.result(timeout=MISSING_S)
+        except (RayError, TimeoutError, MemberGone):
+            return (True,) * len(keys)
+        return answer
+
+    return client, missing
+
+
+def store_nodes(spec: ClusterSpec, directory: Directory) -> RayNodes:
+    """All nodes of this cluster's store."""
+    return RayNodes(directory, tuple(dict.fromkeys(device.node for device in spec.store_config().devices)))
