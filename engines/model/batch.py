@@ -28,7 +28,7 @@ class Batch:
     is_prefill: bool
     """Prefill truncates and returns one row a sequence; decode does neither."""
     lookback: Tensor
-    """int64 [S, engram_max_ngram_size - 1]: token ids before `start`, nearest first; -1 is none or an image position."""
+    """int64 [S, engram_max_ngram_size - 1]: token ids before `start`, nearest last; -1 is none or an image position."""
     image_mask: Tensor
     """bool [T]: positions of image spans, delimiters included."""
     image_rows: Tensor
@@ -37,7 +37,9 @@ class Batch:
     def __post_init__(self) -> None:
         counts = {len(self.q_lens), len(self.starts), len(self.block_tables), len(self.slots), len(self.data_lens)}
         if len(counts) != 1 or not self.q_lens:
-            raise ValueError(f"Batch: {sorted(counts)} entries a sequence; every per-sequence field needs the same number")
+            raise ValueError(
+                f"Batch: {sorted(counts)} entries a sequence; every per-sequence field needs the same number"
+            )
         if min(self.q_lens) < 1 or sum(self.q_lens) != self.token_ids.shape[0]:
             raise ValueError(
                 f"Batch.q_lens {self.q_lens} must be positive and add up to the {self.token_ids.shape[0]} token ids"
@@ -45,6 +47,8 @@ class Batch:
         if len(set(self.slots)) != len(self.slots):
             raise ValueError(f"Batch.slots {self.slots}: two sequences share a slot; give each its own")
         if self.image_mask.shape != self.token_ids.shape:
-            raise ValueError(f"Batch.image_mask has shape {tuple(self.image_mask.shape)}; it must be [T] like token_ids")
+            raise ValueError(
+                f"Batch.image_mask has shape {tuple(self.image_mask.shape)}; it must be [T] like token_ids"
+            )
         if self.lookback.shape[0] != len(self.q_lens):
             raise ValueError(f"Batch.lookback has {self.lookback.shape[0]} rows for {len(self.q_lens)} sequences")
