@@ -164,5 +164,7 @@ def _check_vision(vision: VisionConfig) -> None:
         vision.hidden_size,
         f"must give each of {heads} heads a multiple of 4 channels",
     )
+    tokens = vision.max_image_tokens
+    _require(tokens >= 4, "vision_config.max_image_tokens", tokens, "must fit START, IMAGE, NEWLINE and END")
     ratio = vision.max_wh_ratio
     _require(ratio is None or ratio > 0, "vision_config.max_wh_ratio", ratio, "must be positive or null")
