@@ -1,13 +1,10 @@
 """The bytes that hold sequences: paged blocks and state slots, seen as rows of the published formats."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from shoal.engines.core.layout import BlockLayout, CacheShape, Kind, SlotLayout, block_layout, slot_layout
 from shoal.engines.model import quant
-from shoal.engines.model.config import ModelConfig
 from torch import Tensor
 
 
@@ -15,8 +12,8 @@ from torch import Tensor
 class RowFormat:
     """How rows of values become data and scale bytes and back (float32)."""
 
-    encode: Callable[[Tensor], tuple[Tensor, Tensor]]
-    decode: Callable[[Tensor, Tensor], Tensor]
+    encode: quant.Quantise
+    decode: quant.Dequantise
     scale_bytes: int
 
 
@@ -36,31 +33,10 @@ def cache_format(shape: CacheShape) -> CacheFormat:
         exact = RowFormat(_encode_exact, _decode_exact, 0)
         return CacheFormat(exact, exact, exact, is_exact=True)
     return CacheFormat(
-        window=RowFormat(partial(quant.quantise_fp8), quant.dequantise_fp8, shape.head_dim // 32),
-        main=RowFormat(partial(quant.quantise_fp4), quant.dequantise_fp4, shape.head_dim // 16),
-        index=RowFormat(partial(quant.quantise_mxfp4), quant.dequantise_mxfp4, shape.index_dim // 32),
+        window=RowFormat(quant.quantise_fp8, quant.dequantise_fp8, shape.head_dim // 32),
+        main=RowFormat(quant.quantise_fp4, quant.dequantise_fp4, shape.head_dim // 16),
+        index=RowFormat(quant.quantise_mxfp4, quant.dequantise_mxfp4, shape.index_dim // 32),
         is_exact=False,
-    )
-
-
-def cache_shape(
-    config: ModelConfig, block_tokens: int = 128, ring_extra: int = 0, is_exact: bool = False
-) -> CacheShape:
-    """The cache facts of a model; `is_exact` for mode N0."""
-    text = config.text
-    return CacheShape(
-        ratios=text.compress_ratios[: config.n_layers],
-        kv_sources=text.kv_source_layer_ids,
-        index_sources=text.kv_source_layer_ids,
-        n_prefill_layer=config.n_prefill_layer,
-        drafter_layers=text.num_nextn_predict_layers,
-        window=config.window,
-        backtracking=config.backtracking,
-        head_dim=text.head_dim,
-        index_dim=text.index_head_dim,
-        block_tokens=block_tokens,
-        ring_extra=ring_extra,
-        is_exact=is_exact,
     )
 
 
@@ -82,7 +58,7 @@ class Caches:
         ):
             if tensor.dtype != torch.uint8 or tensor.dim() != 2 or tensor.shape[1] != row_bytes:
                 raise ValueError(
-                    f"Caches.{name} is {tensor.dtype} {tuple(tensor.shape)}; this model needs uint8 [count, {row_bytes}]"
+                    f"Caches.{name} is {tensor.dtype} {tuple(tensor.shape)}; the layout needs uint8 [n, {row_bytes}]"
                 )
 
     @classmethod
@@ -126,30 +102,31 @@ class Caches:
         """The compressor state of a layer, a float32 view [M, rows, 2, D] of (score, latent)."""
         place = self.slot_layout.accumulator(layer)
         stored = self.slots[:, place.offset : place.offset + place.bytes].view(torch.float32)
-        return stored.unflatten(1, (place.rows, 2, self.shape.head_dim))
+        return stored.view(len(stored), place.rows, 2, self.shape.head_dim)
 
     def _ring(self, layer: int) -> Tensor:
         ring, layout = self.slot_layout.ring(layer), self.slot_layout
-        return self.slots[:, ring.offset : ring.offset + ring.bytes].unflatten(1, (layout.ring_tokens, -1))
+        stored = self.slots[:, ring.offset : ring.offset + ring.bytes]
+        return stored.view(len(stored), layout.ring_tokens, layout.row_bytes)
 
     def _section(self, layer: int, kind: Kind) -> tuple[Tensor, Tensor]:
         section = self.block_layout.section(layer, kind)
         stored = self.blocks[:, section.offset : section.offset + section.bytes]
         scale_bytes = (self.format.index if kind == "index" else self.format.main).scale_bytes
+        data_bytes, count = section.row_bytes - scale_bytes, section.rows
         if kind == "main":
-            rows = stored.unflatten(1, (section.rows, section.row_bytes))
-            return rows.split((section.row_bytes - scale_bytes, scale_bytes), dim=-1)
+            rows = stored.view(len(stored), count, section.row_bytes)
+            return rows[..., :data_bytes], rows[..., data_bytes:]
         # Index keys: all data rows of the block, then all their scale rows.
-        data = stored[:, : section.rows * (section.row_bytes - scale_bytes)]
-        scales = stored[:, section.rows * (section.row_bytes - scale_bytes) :]
-        return data.unflatten(1, (section.rows, -1)), scales.unflatten(1, (section.rows, scale_bytes))
+        data, scales = stored[:, : count * data_bytes], stored[:, count * data_bytes :]
+        return data.view(len(data), count, data_bytes), scales.view(len(scales), count, scale_bytes)
 
 
-def _encode_exact(x: Tensor) -> tuple[Tensor, Tensor]:
+def _encode_exact(x: Tensor, /) -> tuple[Tensor, Tensor]:
     data = x.to(torch.float32).contiguous().view(torch.uint8)
     return data, data[..., :0]
 
 
-def _decode_exact(data: Tensor, scales: Tensor) -> Tensor:
+def _decode_exact(data: Tensor, scales: Tensor, /) -> Tensor:
     assert scales.shape[-1] == 0, "exact rows have no scales"
     return data.contiguous().view(torch.float32)

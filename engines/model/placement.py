@@ -99,7 +99,7 @@ def counted(first: Tensor, counts: Tensor) -> Tensor:
 def window_plan(
     sequences: Sequences, lower: Tensor, write_lower: Tensor, window: int, ring_tokens: int, sizes: "TileSizes"
 ) -> WindowPlan:
-    """Windows of `window` keys that start at `lower` [S] at the earliest; rows before `write_lower` [S] are not kept."""
+    """Windows of `window` keys, none before `lower` [S]; rows before `write_lower` [S] are not written."""
     device = sequences.starts.device
     history = sequences.starts.unsqueeze(1) + torch.arange(1 - window, 0, device=device)
     of_rows, positions = sequences.of_rows(), sequences.positions()
