@@ -13,28 +13,33 @@ from torch import Tensor
 SEED = 41
 
 # First match wins: (name pattern, mean, spread, spread is divided by the square root of the inputs).
-# Gates, sinks and mixing weights are wide enough that leaving one out changes the answer. Measured with the
-# full-sequence model: see tests/engines/toy.
+# Embeddings outweigh what a sublayer adds, so that rounding is not amplified from layer to layer: bfloat16 against
+# float32 moves a logit by a quarter of the usual gap between the two best. Attention and Engram still add enough
+# that another token far back changes a quarter of the choices. (Measured with the full-sequence model.)
 RULES: tuple[tuple[str, float, float, bool], ...] = (
     ("*norm.weight", 1.0, 0.1, False),
     ("*norm[12].weight", 1.0, 0.1, False),
     ("*engram.[qk]_weight", 1.0, 0.1, False),
     ("*engram.embed.weight", 0.0, 1.0, False),
+    ("*engram.wkv.weight", 0.0, 2.0, True),
     ("*markov_head.embed.weight", 0.0, 1.0, False),
     ("*markov_head.head.weight", 0.0, 0.5, True),
-    ("embed.weight", 0.0, 1.0, False),
-    ("image_*", 0.0, 0.75, False),
+    ("embed.weight", 0.0, 4.0, False),
+    ("image_*", 0.0, 4.0, False),
+    ("aligner.w2.weight", 0.0, 8.0, True),
     ("head.weight", 0.0, 4.0, True),
     ("*hc_*_fn", 0.0, 1.0, True),
     ("*hc_*_base", 0.0, 0.5, False),
     ("*hc_*_scale", 0.6, 0.1, False),
-    ("*gate.weight", 0.0, 2.0, True),
+    ("*gate.weight", 0.0, 4.0, True),
     ("*gate.bias*", 0.0, 0.1, False),
     ("*attn_sink", 0.0, 0.5, False),
     ("*attn.wq_b.weight", 0.0, 2.0, True),
+    ("*attn.wo_b.weight", 0.0, 2.0, True),
     ("*compressor.wgate.weight", 0.0, 2.0, True),
     ("*.bias", 0.0, 0.1, False),
     ("*experts*.w[13].weight", 0.0, 1.5, True),
+    ("*experts*.w2.weight", 0.0, 0.25, True),
     ("*.weight", 0.0, 1.0, True),
 )
 # Factors on rows of the head, so that greedy text is printable and ends now and then.
