@@ -1,6 +1,6 @@
 """The pool that hands out block ids and, as a second instance, slot ids; id 0 is null and never handed out."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
@@ -64,8 +64,11 @@ class BlockPool:
         """
         for one in ids:
             self._require_owned(one, "free")
+        if len(set(ids)) < len(ids):
+            for one, times in Counter(ids).items():
+                if times > self._references[one]:
+                    raise ValueError(f"cannot free id {one} {times} times: it is owned {self._references[one]} times")
         for one in reversed(ids):
-            self._require_owned(one, "free")
             self._references[one] -= 1
             if not self._references[one]:
                 self._free.append(one)

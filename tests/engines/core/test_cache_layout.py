@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from shoal.engines.core.layout import (
     CacheShape,
     block_layout,
@@ -61,7 +60,11 @@ def test_slot_of_the_published_model():
     assert layout.ring_tokens == 134
     assert [ring.offset for ring in layout.rings] == [70_752 * layer for layer in range(43)]
     assert layout.ring(20).offset == layout.stored_bytes
-    assert [(a.layer, a.rows, a.bytes) for a in layout.accumulators] == [(2, 7, 28_672), (8, 7, 28_672), (14, 7, 28_672)]
+    assert [(a.layer, a.rows, a.bytes) for a in layout.accumulators] == [
+        (2, 7, 28_672),
+        (8, 7, 28_672),
+        (14, 7, 28_672),
+    ]
     assert layout.accumulator(2).offset == 43 * 70_752
     assert layout.slot_bytes - layout.accumulators[-1].offset - layout.accumulators[-1].bytes == 576
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from shoal.engines.core.golden.__main__ import main
 from shoal.engines.core.golden.outcome import Outcome
 from shoal.engines.core.golden.replay import replay_entry, replay_file
@@ -23,9 +22,7 @@ LATER_TRACES = ("fork-", "zos-", "stop-")
 def test_recorded_scenario(entry):
     verdict = replay_entry(entry, DEFAULTS)
     assert verdict.outcome is not Outcome.FAILED, "\n".join(verdict.differences)
-    covered = entry["kind"] in COVERED_KINDS or (
-        entry["kind"] == "trace" and not entry["id"].startswith(LATER_TRACES)
-    )
+    covered = entry["kind"] in COVERED_KINDS or (entry["kind"] == "trace" and not entry["id"].startswith(LATER_TRACES))
     if covered:
         assert verdict.outcome is Outcome.PASSED, verdict.differences
 
