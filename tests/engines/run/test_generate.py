@@ -17,10 +17,9 @@ from shoal.engines.run.vision import VisionRunner
 PROMPT = tuple(range(40, 90))
 
 
-@pytest.mark.parametrize(
-    "sampling", [SamplingParams(temperature=0.0, max_tokens=4), SamplingParams(seed=7, max_tokens=4)]
-)
-def test_generate_gives_the_plain_loops_tokens(toy: Model, toy_dir: Path, sampling: SamplingParams) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_generate_gives_the_plain_loops_tokens(toy: Model, toy_dir: Path, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=4)
     *tokens, finish = list(generate(toy_dir, PROMPT, sampling))
     request = EngineRequest("generate", PROMPT, len(PROMPT), sampling)
     eos = toy.config.eos_token_id
