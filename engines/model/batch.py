@@ -28,7 +28,7 @@ class Batch:
     is_prefill: bool
     """Prefill truncates and returns one row a sequence; decode does neither."""
     lookback: Tensor
-    """int64 [S, engram_max_ngram_size - 1]: token ids before `start`, nearest first; -1 is none or an image position."""
+    """int64 [S, engram_max_ngram_size - 1]: token ids before `start`, nearest last; -1 is none or an image position."""
     image_mask: Tensor
     """bool [T]: positions of image spans, delimiters included."""
     image_rows: Tensor

@@ -93,7 +93,7 @@ class Model:
         self._check(batch, caches)
         device = batch.token_ids.device
         sequences = self._sequences(batch, truncation if batch.is_prefill else Truncation(), device)
-        engram_rows = self.engram.rows(batch.token_ids, batch.image_mask, batch.q_lens, batch.lookback)
+        engram_rows = self.engram.rows(batch.token_ids, batch.image_mask, batch.q_lens, batch.lookback.flip(1))
         rows = self.rows(sequences.positions(), batch.image_mask, engram_rows)
         runner, is_compact = self.runner(), truncation.mode is TruncationMode.COMPACT
         state = CachedAttention(runner, self.trunk, caches, sequences, is_compact, self.sparse_frequencies)

@@ -47,9 +47,7 @@ def main_features(runner: LayerRunner, weights: DrafterWeights, taps: Tensor) ->
     return runner.normed(runner.numerics.linear(taps, weights.main_proj), weights.main_norm)
 
 
-def main_kv(
-    runner: LayerRunner, weights: DrafterWeights, features: Tensor, by: Phases
-) -> Iterator[tuple[int, Tensor]]:
+def main_kv(runner: LayerRunner, weights: DrafterWeights, features: Tensor, by: Phases) -> Iterator[tuple[int, Tensor]]:
     """(layer id, window KV [T, D], unquantised) of each drafter layer for main features [T, H]."""
     eps = runner.config.text.rms_norm_eps
     for layer, block in zip(runner.config.drafter_layers, weights.layers, strict=True):
@@ -68,7 +66,9 @@ def read_main_keys(config: ModelConfig, caches: Caches, slots: Tensor, positions
 class BlockAttention:
     """AttentionState of draft blocks [S, n]: every draft sees the main entries and its whole block, both ways."""
 
-    def __init__(self, numerics: Numerics, weights: DrafterWeights, first_layer: int, main: MainKeys, size: int) -> None:
+    def __init__(
+        self, numerics: Numerics, weights: DrafterWeights, first_layer: int, main: MainKeys, size: int
+    ) -> None:
         self._numerics, self._weights, self._first, self._main, self._size = numerics, weights, first_layer, main, size
 
     def compress(self, layer: int, x: Tensor, rows: Rows) -> None:
