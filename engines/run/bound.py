@@ -1,13 +1,12 @@
 """A loaded model bound to one engine's caches and truncation, and the same model as the plain loop sees it."""
 
 import torch
-from torch import Tensor
-
 from shoal.engines.config import Truncation
 from shoal.engines.model.batch import Batch
 from shoal.engines.model.cache import Caches
 from shoal.engines.model.decoder import Model
 from shoal.engines.run.plain import WholeText
+from torch import Tensor
 
 
 class BoundModel:

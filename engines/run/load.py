@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-
 from shoal.engines.config import EngineConfig, Role
 from shoal.engines.core.layout import block_layout, slot_layout
 from shoal.engines.core.rules import SchedulingRules

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.engram import EngramHash, class_map
 from shoal.engines.model.numerics import Mode, Numerics

@@ -5,7 +5,6 @@ import random
 from dataclasses import dataclass, field
 
 import torch
-
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
 from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
 from shoal.engines.core.request import EngineRequest, FinishEvent, ImageSpan, SamplingParams, TokenEvent

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 from engine_world import World
-
 from shoal.engines.config import Role
 from shoal.engines.core.request import FinishReason, SamplingParams
 from shoal.engines.model.decoder import Model
