@@ -89,7 +89,7 @@ class Answer:
             return
         self.completion_tokens += len(token_ids)
         text = self._detokeniser.push(token_ids)
-        self._show(self._splitter.push(text, len(token_ids)), delta)
+        self._show(self._splitter.push(text, token_ids), delta)
         if self._is_cut():
             self._finish_at_stop(delta)
         elif self._wants_logprobs:
@@ -115,7 +115,7 @@ class Answer:
         name = _FINISH_NAMES.get(reason)
         if name is None:
             raise EngineError(f"the sequence ended with '{reason}'{': ' if detail else ''}{detail}")
-        self._show(self._splitter.push(self._detokeniser.finish(), 0), delta)
+        self._show(self._splitter.push(self._detokeniser.finish(), ()), delta)
         self._show(self._splitter.finish(is_length=reason == FinishReason.LENGTH), delta)
         if self._is_cut():
             self._finish_at_stop(delta)
@@ -131,7 +131,6 @@ class Answer:
 
     def _finish_at_stop(self, delta: Delta) -> None:
         self._pending.clear()
-        self._splitter.finish(is_length=False)  # only for the count of reasoning tokens
         self.finish_reason = delta.finish_reason = "stop"
 
     def _release(self, delta: Delta) -> None:

@@ -59,6 +59,7 @@ class ChatCodec:
             raise ValueError(f"tokenizer.json: added tokens lack {missing}; declare them as special")
         self.eos_token_id = spellings[wanted["Eos"]]
         self.image_token_id = spellings.get(IMAGE_TOKEN)
+        self._thinking_end = spellings[wanted["ThinkingEnd"]]
         self._markers = {spellings[wanted[name]] for name in ("ThinkingStart", "ThinkingEnd", "Dsml")}
         self._preprocessor = preprocessor
         self._options = (
@@ -90,7 +91,7 @@ class ChatCodec:
         options = prompt.conversation.parsing_options
         if options.thinking_initial_stage is None and not options.parse_tool_calls:
             return Detokeniser(self.tokens), PlainSplitter()
-        return Detokeniser(self.tokens, shown=self._markers), RecipeSplitter(prompt.conversation)
+        return Detokeniser(self.tokens, shown=self._markers), RecipeSplitter(prompt.conversation, self._thinking_end)
 
     def _convert(self, body: ChatBody, messages: list[dict[str, Any]], settings: ApiSettings) -> ConversationRequest:
         """Let deepseek-recipe check the conversation; its refusals become ours."""

@@ -64,6 +64,9 @@ def decode_image(data: bytes, limits: ImageLimits, param: str) -> Canvas:
                 return _rgb(ImageOps.exif_transpose(image))
     except BadRequestError:
         raise
+    except Image.DecompressionBombError as error:
+        what = f"the image declares far more pixels than the limit of {limits.pixels_max}"
+        raise _refuse(param, what, "image_too_large") from error
     except UnidentifiedImageError as error:
         raise _refuse(param, f"the data is not an image this server reads ({', '.join(FORMATS)})") from error
     except Exception as error:  # a decoder given hostile bytes may raise anything: all of it is the client's

@@ -63,10 +63,21 @@ class Run:
                 continue
             while not self._queue.empty():
                 arrived.append(self._queue.get_nowait())
-            yield [update for item in arrived for update in self._take(*item)]
+            news: list[Update] = []
+            failure: ApiError | None = None
+            for index, batch in arrived:
+                try:
+                    news += self._take(index, batch)
+                except ApiError as error:  # what came before it is still the client's
+                    failure = error
+                    break
+            if news:
+                yield news
+            if failure is not None:
+                raise failure
 
     def _take(self, index: int, batch: TokenBatch | ApiError) -> list[Update]:
-        """Turn one arrival into at most one update."""
+        """Turn one arrival into at most one update. Raises the error that arrived, or a bad ending."""
         if isinstance(batch, ApiError):
             raise batch
         answer = self.answers[index]

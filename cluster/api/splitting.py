@@ -26,8 +26,8 @@ class Splitter(Protocol):
 
     reasoning_tokens: int | None
 
-    def push(self, text: str, tokens: int) -> Sequence[Piece]:
-        """Parse text that accounts for `tokens` tokens."""
+    def push(self, text: str, token_ids: Sequence[int]) -> Sequence[Piece]:
+        """Parse the text these tokens completed."""
         ...
 
     def finish(self, is_length: bool) -> Sequence[Piece]:
@@ -49,7 +49,7 @@ class PlainSplitter:
     def __init__(self) -> None:
         self.reasoning_tokens: int | None = None
 
-    def push(self, text: str, tokens: int) -> Sequence[Piece]:
+    def push(self, text: str, token_ids: Sequence[int]) -> Sequence[Piece]:
         """Pass the text on."""
         return (Piece(content=text),) if text else ()
 
@@ -63,39 +63,48 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Details(msgspec.Struct):
-    reasoning_tokens: int = 0
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens_details: _Details | None = None
-
-
 class _Chunk(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Chunk)
 
 
 class RecipeSplitter:
-    """Parses thinking sections and DSML tool calls with deepseek-recipe's stream processor."""
+    """Parses thinking sections and DSML tool calls with deepseek-recipe's stream processor.
 
-    __slots__ = ("_finish_reason", "_processor", "reasoning_tokens")
+    `thinking_end` is the token that closes the reasoning; tokens before it are counted here, since the processor
+    counts by tokenising the text again.
+    """
 
-    def __init__(self, conversation: ConversationRequest) -> None:
+    __slots__ = ("_finish_reason", "_is_reasoning", "_processor", "_thinking_end", "reasoning_tokens")
+
+    def __init__(self, conversation: ConversationRequest, thinking_end: int) -> None:
         generator = ChatCompletionRequest.chunk_generator(conversation, "", "")
-        self._processor = StreamProcessor(generator, conversation.parsing_options)
+        options = conversation.parsing_options
+        self._processor = StreamProcessor(generator, options)
         self._processor.push(InferenceChunk.ready())  # gives the role, which the answer's first event carries anyway
         self._finish_reason: str | None = None
-        self.reasoning_tokens: int | None = None
+        self._thinking_end = thinking_end
+        stage = options.thinking_initial_stage
+        self._is_reasoning = stage is not None and stage.starts_in_reasoning()
+        self.reasoning_tokens: int | None = None if stage is None else 0
 
-    def push(self, text: str, tokens: int) -> Sequence[Piece]:
+    def push(self, text: str, token_ids: Sequence[int]) -> Sequence[Piece]:
         """Parse; text after the end the parser saw (a closed block of tool calls) is dropped."""
         if self._processor.finished:
             return ()
-        return self._pieces(self._processor.push(InferenceChunk.text(text, tokens)))
+        pieces = self._pieces(self._processor.push(InferenceChunk.text(text, len(token_ids)))) if text else ()
+        if self._is_reasoning:
+            self._count(token_ids, pieces)
+        return pieces
+
+    def _count(self, token_ids: Sequence[int], pieces: Sequence[Piece]) -> None:
+        """Count reasoning tokens up to the closing one, or to the batch in which spelled-out text closed it."""
+        is_closed = self._thinking_end in token_ids
+        before = token_ids[: token_ids.index(self._thinking_end)] if is_closed else token_ids
+        self.reasoning_tokens = (self.reasoning_tokens or 0) + len(before)
+        self._is_reasoning = not is_closed and not any(piece.content or piece.tool_calls for piece in pieces)
 
     def finish(self, is_length: bool) -> Sequence[Piece]:
         """Flush the parser."""
@@ -117,6 +126,4 @@ class RecipeSplitter:
             for choice in chunk.choices:
                 pieces.append(choice.delta)
                 self._finish_reason = choice.finish_reason or self._finish_reason
-            if chunk.usage is not None and chunk.usage.completion_tokens_details is not None:
-                self.reasoning_tokens = chunk.usage.completion_tokens_details.reasoning_tokens
         return pieces
