@@ -61,6 +61,12 @@ class Controller:
         self._losses: list[tuple[int, GroupRef, str]] = []
         self._begun = False
 
+    def _begin_once(self) -> None:
+        """An actor's constructor has no running loop, so the first call starts supervision."""
+        if not self._begun:
+            self._begun = True
+            self._tasks.spawn(self._begin())
+
     async def _begin(self) -> None:
         for entry in ray.util.list_named_actors(all_namespaces=True):
             group = parse_actor_name(self._spec.name, entry["name"])
@@ -83,8 +89,18 @@ class Controller:
 
     # ------------------------------------------------------------ calls
 
+    async def ping(self) -> bool:
+        """Begin supervising if this life has not yet; any call of the directory's does the same."""
+        self._begin_once()
+        return True
+
+    async def view(self) -> View:
+        """The view now."""
+        return self._view()
+
     async def watch(self, number: int) -> tuple[View, dict[GroupRef, Any]]:
         """The view and handles of its living members as soon as its number differs from `number`, or after a while."""
+        self._begin_once()
         if self._view().number == number:
             try:
                 await asyncio.wait_for(self._changed.wait(), timeout=WATCH_S)

@@ -9,7 +9,6 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import RayError
-
 from shoal.balancers.reports import EncodeReport, GroupRef
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import ENCODE_BALANCER

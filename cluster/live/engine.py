@@ -8,11 +8,9 @@ import os
 from typing import Any
 
 import torch
-
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.handoff import Group, ToSource, ToTarget
 from shoal.cluster.core.membership import View
-from shoal.cluster.core.target_ledger import Ask
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.engine_parts import EngineParts, build_parts
 from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
@@ -91,17 +89,13 @@ class EngineActor:
 
     # ------------------------------------------------------------ requests
 
-    async def reserve(self, origin: Origin, sequence: str, ask: Ask, tokens: int) -> TicketOffer | NoRoom | Rejected:
-        """COMPLETION: memory for a sequence that a PROMPT group will write."""
-        parts = self._open_parts()
-        assert parts.target is not None, f"{self._group} takes no hand-offs: it is a {role_of(self._group)} group"
+    async def reserve(
+        self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
+    ) -> TicketOffer | NoRoom | Rejected:
+        """COMPLETION: memory for a prompt of `tokens` tokens that the PROMPT group `source` will write."""
         if self._is_draining:
             return NoRoom(sequences_short=1)
-        ticket = await parts.target.reserve(ask, sequence, tokens)
-        if isinstance(ticket, NoRoom | Rejected):
-            return ticket
-        parts.sequences.expect(sequence, origin)
-        return TicketOffer(ticket, parts.metadata)
+        return await self._open_parts().reserve(origin, sequence, source, tokens, deadline_us)
 
     async def submit(self, submission: Submission) -> str:
         """PROMPT or NORMAL: take a sequence; "" or the reason why it can never run here. Twice is once."""
@@ -169,4 +163,3 @@ class EngineActor:
         while True:
             parts.heartbeat()
             await asyncio.sleep(self._spec.cluster.transfer.lease_us / 3e6)
-

@@ -9,11 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError
-
 from shoal.balancers.reports import DecodeReport, GroupRef, PrefillReport
 from shoal.cluster.core.handoff import Ended, Group, Ticket, TicketState
-from shoal.cluster.core.messages import Admitted, Event, FetchFailed, HandoffFailed, Known, PrefillStarted, Saved
+from shoal.cluster.core.messages import (
+    Admitted,
+    EmbeddingLost,
+    Event,
+    FetchFailed,
+    HandoffFailed,
+    Known,
+    PrefillStarted,
+    Saved,
+)
 from shoal.cluster.core.names import split_engine_id
+from shoal.cluster.core.target_ledger import Ask
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.handoff_bytes import HandoffBytes
@@ -30,11 +39,11 @@ from shoal.cluster.live.sequences import Sequences
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.step_loop import StepLoop
 from shoal.cluster.live.store_ports import store_client
-from shoal.cluster.live.submission import Origin, Submission
+from shoal.cluster.live.submission import Origin, Submission, TicketOffer
 from shoal.cluster.live.tasks import Tasks
 from shoal.cluster.live.transfer import NixlTransfer
 from shoal.cluster.transfer import Transfer
-from shoal.engines.core.request import EngineRequest, Rejected, TokenEvent, TokenState
+from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokenEvent, TokenState
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.load import build_engine, implementations, load_model
 from shoal.engines.run.memory import DeviceMemory
@@ -60,7 +69,9 @@ class EngineParts:
         self.steps = StepLoop(built.engine, self._on_output)
         self._transfer = built.transfer
         self.metadata = built.transfer.metadata() if built.transfer else b""
-        layout = HandoffBytes(built.memory.block_layout, built.memory.slot_layout, dict(built.memory.buffers()))
+        self._layout = layout = HandoffBytes(
+            built.memory.block_layout, built.memory.slot_layout, dict(built.memory.buffers())
+        )
         self.source = self._make_source(layout) if role_of(group) == PROMPT else None
         self.target = self._make_target(layout) if role_of(group) == COMPLETION else None
         self._grain_tokens = spec.cluster.model.block_tokens
@@ -99,6 +110,20 @@ class EngineParts:
             self.letter(origin, PrefillStarted(origin.attempt, self._group))
         return ""
 
+    async def reserve(
+        self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
+    ) -> TicketOffer | NoRoom | Rejected:
+        """Memory for a sequence to be handed off to this engine, as a ticket; asked again, the same ticket."""
+        assert self.target is not None, f"{self._group} takes no hand-offs: it is a {role_of(self._group)} group"
+        expected = self._layout.expected(tokens)
+        peer = Group(source.name, source.epoch)
+        ask = Ask(origin.request_id, origin.attempt, peer, expected, deadline_us)
+        ticket = await self.target.reserve(ask, sequence, tokens)
+        if isinstance(ticket, NoRoom | Rejected):
+            return ticket
+        self.sequences.expect(sequence, origin)
+        return TicketOffer(ticket, self.metadata)
+
     async def abort(self, sequence: str, reason: str) -> None:
         """End a sequence wherever it is: hand-off, load, scheduler."""
         request_id, attempt = split_engine_id(sequence)
@@ -125,14 +150,12 @@ class EngineParts:
             return
         if self.source is not None:
             self.source.blocks_ready(sequence, 0, loaded.target.blocks)
-        started = PrefillStarted(
-            origin.attempt, self._group, loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us
-        )
+        started = PrefillStarted(origin.attempt, self._group, loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us)
         self.letter(origin, started)
 
     async def _image_in(self, sequence: str, origin: Origin, image: Any) -> None:
         rows = await image_rows(image, origin, self._group)
-        if isinstance(rows, Event):
+        if isinstance(rows, EmbeddingLost):
             self.letter(origin, rows)
             await self.abort(sequence, "an embedding is lost")
             return
@@ -238,7 +261,9 @@ class EngineParts:
         """A broken connection to a peer that lives cannot be trusted again within this epoch: start a new one."""
         await asyncio.sleep(self._spec.membership.lost_after_us / 1e6)
         if self._directory.handle(GroupRef(target.name, target.epoch)) is not None:
-            log.critical("connection to %s broke and it lives on: this engine ends, to come back in a new epoch", target)
+            log.critical(
+                "connection to %s broke and it lives on: this engine ends, to come back in a new epoch", target
+            )
             os._exit(BROKEN_EXIT)
 
     def open_tickets(self) -> int:

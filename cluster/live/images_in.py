@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from ray.exceptions import RayError
-
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.messages import EmbeddingLost
 from shoal.cluster.live.submission import ImageRef, Origin

@@ -3,7 +3,6 @@
 from typing import Any
 
 import ray
-
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.live.balancer import BalancerActor
 from shoal.cluster.live.names import (

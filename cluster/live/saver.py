@@ -26,7 +26,8 @@ IDLE_S = 0.05
 class MissingPort(Protocol):
     """Which of these grains the store lacks; waits a bounded time and says "all" when it cannot be asked."""
 
-    def __call__(self, keys: tuple[bytes, ...]) -> tuple[bool, ...]: ...
+    def __call__(self, keys: tuple[bytes, ...]) -> tuple[bool, ...]:
+        """Per key: True when the grain is not stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.cluster.core.entrypoint import RequestPolicy
 from shoal.cluster.core.membership import MembershipConfig
+from shoal.cluster.core.policy import RequestPolicy
 from shoal.cluster.live.names import (
     DECODE_BALANCER,
     ENCODE_BALANCER,

@@ -118,7 +118,7 @@ class IndexActor:
 
     async def _rebuild(self, service: IndexService) -> None:
         recovered: Recovered = await self._run(
-            lambda: scan_nodes(self._nodes, self._config, checksums(), int(NODES_WAIT_S * 1e6))
+            lambda: scan_nodes(self._nodes.scans(), self._config, checksums(), int(NODES_WAIT_S * 1e6))
         )
         for record in recovered.stripes:
             service.insert(record)

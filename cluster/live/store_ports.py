@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from ray.exceptions import RayError
-
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import INDEX, NODE
@@ -23,14 +22,14 @@ from shoal.kvstore.ports import DeviceUsage, NodePort, Reply
 MISSING_S = 1.0
 
 
-class MemberGone(Exception):
+class MemberGoneError(Exception):
     """The store's index or a node is not in the cluster at the moment."""
 
 
 def _call(handle: Any | None, method: str, *args: Any) -> Future[Any]:
     if handle is None:
         gone: Future[Any] = Future()
-        gone.set_exception(MemberGone(f"{method}: no such member is ready"))
+        gone.set_exception(MemberGoneError(f"{method}: no such member is ready"))
         return gone
     future: Future[Any] = getattr(handle, method).remote(*args).future()
     return future
@@ -85,6 +84,10 @@ class RayNodes(Mapping[str, NodePort]):
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def scans(self) -> Mapping[str, RayNode]:
+        """The same nodes as recovery wants them."""
+        return self._nodes
+
 
 class RayIndex:
     """The store's index, whichever life it is in."""
@@ -123,7 +126,7 @@ def store_client(spec: ClusterSpec, directory: Directory, owner: str) -> tuple[S
         future = index.missing(keys)
         try:
             answer: tuple[bool, ...] = future.result(timeout=MISSING_S)
-        except (RayError, TimeoutError, MemberGone):
+        except (RayError, TimeoutError, MemberGoneError):
             return (True,) * len(keys)
         return answer
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from shoal.cluster.core.handoff import Ticket
 from shoal.engines.core.request import EngineRequest
 
