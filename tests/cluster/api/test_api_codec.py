@@ -6,8 +6,8 @@ import pytest
 from api_world import CODEC, ORACLE, RULE, data_url, image_part, picture
 from shoal.cluster.api.body import parse_body
 from shoal.cluster.api.codec import IMAGE_TOKEN, ChatCodec
-from shoal.cluster.api.images import ImageRule
 from shoal.cluster.api.errors import BadRequestError, PromptTooLongError
+from shoal.cluster.api.images import ImageRule
 from shoal.cluster.api.settings import ApiSettings
 
 CASES = json.loads((ORACLE / "chat_cases.json").read_text())
@@ -97,7 +97,6 @@ def test_the_models_own_image_rule_gives_the_spans():
     from shoal.engines.model.config import ModelConfig
 
     vision = ModelConfig.from_dir(ORACLE).vision
-    assert vision is not None
     rule = ImageRule(
         grid=lambda width, height: (plan := images.layout(width, height, vision)) and (plan.rows, plan.columns),
         fit=lambda pixels: images.preprocess(pixels, vision),
