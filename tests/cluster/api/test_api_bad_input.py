@@ -132,6 +132,22 @@ async def test_bodies_that_are_not_requests(world):
     await world.works()
 
 
+def nested(levels):
+    return b'{"a":' * levels + b"1" + b"}" * levels
+
+
+@pytest.mark.parametrize("levels", [100, 200, 500, 950, 990, 1100, 20_000])
+async def test_nesting_of_any_depth(world, levels):
+    head = b'{"model": "%s", "messages": [{"role": "user", "content": "x"}], ' % MODEL.encode()
+    for field in (
+        b'"tool_choice": %s}',
+        b'"tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]}',
+        b'"response_format": %s}',
+    ):
+        refused(await world.post(content=head + field % nested(levels)))
+    await world.works()
+
+
 async def test_unknown_model_route_and_method(world):
     error = refused(await world.post({"model": "gpt-9"}), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
