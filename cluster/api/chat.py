@@ -158,7 +158,7 @@ async def read_body(request: Request, settings: ApiSettings) -> bytes:
     limit = settings.body_bytes_max
     declared = request.headers.get("content-length", "0")
     error = TooLargeError(f"the body is over the limit of {limit} bytes; send less or smaller images")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
         raise error
     chunks, size = [], 0
     try:
