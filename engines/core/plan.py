@@ -111,6 +111,7 @@ class Ended(NamedTuple):
 
     request_id: str
     reason: FinishReason
+    output_tokens: int
     detail: str
 
 

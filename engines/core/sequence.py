@@ -27,7 +27,7 @@ NEXT: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class IllegalTransition(Exception):
+class IllegalTransitionError(Exception):
     """A sequence was asked to move where its phase does not lead: a defect of the caller."""
 
 
@@ -43,7 +43,7 @@ class Sequence:
         "cached",
         "detail",
         "is_constrained",
-        "is_in_plan",
+        "is_reported",
         "is_waiting_for_images",
         "len",
         "next_checkpoint",
@@ -54,9 +54,12 @@ class Sequence:
         "request",
         "request_id",
         "slot",
+        "wants_load",
     )
 
-    def __init__(self, request: EngineRequest, is_waiting_for_images: bool = False) -> None:
+    def __init__(
+        self, request: EngineRequest, is_waiting_for_images: bool = False, phase: Phase = Phase.WAITING
+    ) -> None:
         self.request = request
         self.request_id = request.request_id
         self.prompt_len = request.prompt_len
@@ -65,13 +68,14 @@ class Sequence:
         self.cached = 0
         self.block_table: list[int] = []
         self.slot = 0
-        self.phase = Phase.WAITING
+        self.phase = phase
         self.reason: FinishReason | None = None
         self.detail = ""
         self.next_checkpoint = 0  # index into request.checkpoints
         self.is_waiting_for_images = is_waiting_for_images
+        self.wants_load = request.hit_tokens > 0  # a stored prefix that is not on its way yet
         self.is_constrained = False  # a grammar's state cannot be recomputed, so neither can the sequence
-        self.is_in_plan = False
+        self.is_reported = False  # its FinishEvent is out
 
     @property
     def output_tokens(self) -> int:
@@ -86,7 +90,7 @@ class Sequence:
     @property
     def is_schedulable(self) -> bool:
         """Whether a prefill step may take it."""
-        return self.phase is Phase.WAITING and not self.is_waiting_for_images
+        return self.phase is Phase.WAITING and not (self.is_waiting_for_images or self.wants_load)
 
     @property
     def holds_memory(self) -> bool:
@@ -111,14 +115,14 @@ class Sequence:
         return None
 
     def move(self, to: Phase) -> None:
-        """Change phase. Raises IllegalTransition naming both phases; the sequence is unchanged then."""
+        """Change phase. Raises IllegalTransitionError naming both phases; the sequence is unchanged then."""
         if to not in NEXT[self.phase]:
             legal = sorted(NEXT[self.phase]) or "none"
-            raise IllegalTransition(f"sequence {self.request_id}: {self.phase} -> {to} is illegal; legal: {legal}")
+            raise IllegalTransitionError(f"sequence {self.request_id}: {self.phase} -> {to} is illegal; legal: {legal}")
         self.phase = to
 
     def finish(self, reason: FinishReason, detail: str = "") -> None:
-        """End it. Raises IllegalTransition if it has ended already."""
+        """End it. Raises IllegalTransitionError if it has ended already."""
         self.move(Phase.FINISHED)
         self.reason = reason
         self.detail = detail
@@ -130,6 +134,7 @@ class Sequence:
 
     def restart(self) -> None:
         """Forget what was cached, after its memory was taken away: it waits to be computed again from 0."""
-        assert not self.block_table and not self.slot, f"{self.request_id} restarts while it owns memory"
+        assert not self.block_table, f"{self.request_id} restarts while it owns blocks {self.block_table}"
+        assert not self.slot, f"{self.request_id} restarts while it owns slot {self.slot}"
         self.move(Phase.WAITING)
         self.cached = 0

@@ -22,13 +22,15 @@ FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 class Quantise(Protocol):
     """Values to (data, scales) bytes, in the format's own group."""
 
-    def __call__(self, x: Tensor, /) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, x: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Encode `[..., n]`."""
 
 
 class Dequantise(Protocol):
     """(data, scales) bytes to float32 values."""
 
-    def __call__(self, data: Tensor, scales: Tensor, /) -> Tensor: ...
+    def __call__(self, data: Tensor, scales: Tensor, /) -> Tensor:
+        """Decode to `[..., n]`."""
 
 
 def power_of_two_ceiling(x: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ def e2m1_to_float(codes: Tensor) -> Tensor:
 
 def pack_nibbles(codes: Tensor) -> Tensor:
     """Codes `[..., n]` as bytes `[..., n/2]`; the low nibble is the even channel."""
-    pairs = codes.unflatten(-1, (-1, 2))
+    pairs: Tensor = codes.unflatten(-1, (-1, 2))
     return pairs[..., 0] | (pairs[..., 1] << 4)
 
 
@@ -144,4 +146,5 @@ def join_rows(data: Tensor, scales: Tensor) -> Tensor:
 
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
     groups = scales.shape[-1]
-    return (values.unflatten(-1, (groups, -1)) * scales.unsqueeze(-1)).flatten(-2)
+    grouped: Tensor = values.unflatten(-1, (groups, -1)) * scales.unsqueeze(-1)
+    return grouped.flatten(-2)
