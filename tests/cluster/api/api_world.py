@@ -16,7 +16,7 @@ import uvicorn
 from PIL import Image
 from shoal.cluster.api.app import create_app
 from shoal.cluster.api.codec import ChatCodec
-from shoal.cluster.api.images import PreparedImage
+from shoal.cluster.api.images import ImageRule
 from shoal.cluster.api.jobs import TokenBatch
 from shoal.cluster.api.settings import ApiSettings
 from shoal.engines.core.request import FinishReason, TokenLogprobs
@@ -28,18 +28,20 @@ EOS = 1
 MODEL = "shoal-toy"
 
 
-class PadTo42:
+def pad_to_42(pixels):
     """A layout rule of its own: pad right and below to whole 42-pixel cells."""
-
-    def prepare(self, pixels):
-        height, width, _ = pixels.shape
-        rows, columns = -(-height // 42), -(-width // 42)
-        canvas = np.full((rows * 42, columns * 42, 3), 127, np.uint8)
-        canvas[:height, :width] = pixels
-        return PreparedImage(canvas, rows, columns, hashlib.sha256(canvas.tobytes()).digest())
+    height, width, _ = pixels.shape
+    canvas = np.full((-(-height // 42) * 42, -(-width // 42) * 42, 3), 127, np.uint8)
+    canvas[:height, :width] = pixels
+    return canvas
 
 
-CODEC = ChatCodec.from_file(ORACLE, PadTo42())
+RULE = ImageRule(
+    grid=lambda width, height: (-(-height // 42), -(-width // 42)),
+    fit=pad_to_42,
+    digest=lambda canvas: hashlib.sha256(canvas.tobytes()).digest(),
+)
+CODEC = ChatCodec.from_file(ORACLE, RULE)
 
 
 def ids_of(text):
@@ -71,6 +73,10 @@ class ScriptedService:
     models: tuple = (MODEL, "shoal-alias")
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def reset(self):
+        """Forget everything."""
+        self.jobs, self.closed, self.is_ready, self.metrics, self.script = [], {}, True, "", ()
+
     def ready(self):
         return self.is_ready
 
@@ -81,6 +87,7 @@ class ScriptedService:
 
     async def submit(self, job):
         self.jobs.append(job)
+        closed = self.closed
         self.changed.set()
         ending = "aborted"
         try:
@@ -97,7 +104,7 @@ class ScriptedService:
                         ending = "finished"
                     yield act
         finally:
-            self.closed[job.request_id] = ending
+            closed[job.request_id] = ending
             self.changed.set()
 
     async def until(self, condition):

@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from api_world import CODEC, ORACLE, PadTo42, data_url, image_part, picture
+from api_world import CODEC, ORACLE, RULE, data_url, image_part, picture
 from shoal.cluster.api.body import parse_body
 from shoal.cluster.api.codec import IMAGE_TOKEN, ChatCodec
 from shoal.cluster.api.errors import BadRequestError, PromptTooLongError
+from shoal.cluster.api.images import ImageRule
 from shoal.cluster.api.settings import ApiSettings
 
 CASES = json.loads((ORACLE / "chat_cases.json").read_text())
@@ -90,6 +91,28 @@ def test_adjacent_images_and_a_spelled_placeholder():
     assert prompt.token_ids.count(CODEC.image_token_id) == 13
 
 
+def test_the_models_own_image_rule_gives_the_spans():
+    """The port adapted to the model's functions agrees with the golden layouts."""
+    from shoal.engines.model import images
+    from shoal.engines.model.config import ModelConfig
+
+    vision = ModelConfig.from_dir(ORACLE).vision
+    rule = ImageRule(
+        grid=lambda width, height: (plan := images.layout(width, height, vision)) and (plan.rows, plan.columns),
+        fit=lambda pixels: images.preprocess(pixels, vision),
+        digest=lambda canvas: images.digest(canvas, vision),
+    )
+    codec = ChatCodec.from_file(ORACLE, rule)
+    sizes = [(448, 336), (33, 200), (640, 480)]
+    parts = [image_part(data_url(picture(*size))) for size in sizes]
+    prompt = codec.encode(body_of([{"role": "user", "content": parts}]), SETTINGS)
+    for size, span, canvas in zip(sizes, prompt.spans, prompt.canvases, strict=True):
+        plan = images.layout(*size, vision)
+        assert (span.length, span.grid_rows, span.grid_columns) == (plan.tokens, plan.rows, plan.columns)
+        assert canvas.shape == (plan.canvas_height, plan.canvas_width, 3)
+        assert span.digest == images.digest(canvas, vision)
+
+
 def test_the_output_limit_is_resolved_against_the_context():
     hi = [{"role": "user", "content": "hi"}]
     prompt = CODEC.encode(body_of(hi), SETTINGS)
@@ -111,4 +134,4 @@ def test_a_tokenizer_without_the_chat_tokens_is_refused():
     tree = json.loads((ORACLE / "tokenizer.json").read_text())
     tree["added_tokens"] = [entry for entry in tree["added_tokens"] if entry["content"] != "<｜User｜>"]
     with pytest.raises(ValueError, match="<｜User｜>"):
-        ChatCodec(json.dumps(tree), PadTo42())
+        ChatCodec(json.dumps(tree), RULE)
