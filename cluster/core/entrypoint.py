@@ -347,6 +347,7 @@ class RequestMachine:
         self._effects += self._attempt.undo(reason)
         self._output.forget_early()
         self._patience.leave_engine()
+        self._attempt.prefill = self._attempt.decode = None
         self._finish = self._ended_at = None
 
     def _late(self, event: m.Event) -> None:

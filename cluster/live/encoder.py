@@ -11,6 +11,7 @@ import torch
 from ray.exceptions import RayError
 from shoal.balancers.reports import EncodeReport, GroupRef
 from shoal.cluster.live.directory import Directory
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import ENCODE_BALANCER
 from shoal.cluster.live.rates import Rate
 from shoal.cluster.live.spec import ClusterSpec
@@ -25,6 +26,7 @@ class EncoderActor:
     """One encoder. Equal pixels asked for at once are computed once; every asker gets the same rows."""
 
     def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+        begin_logging(str(group))
         self._spec, self._group = spec, group
         self._cache_bytes = spec.cluster.encoders[0].cache_bytes
         self._runner: VisionRunner | None = None

@@ -13,6 +13,7 @@ from shoal.cluster.core.handoff import Group, ToSource, ToTarget
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.engine_parts import EngineParts, build_parts
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter
 from shoal.cluster.live.sequences import Sequences
@@ -31,6 +32,7 @@ class EngineActor:
     """One rank. Until `open` has returned only `ping`, `lifeline` and `pid` may be called."""
 
     def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+        begin_logging(str(group))
         self._spec = spec
         self._group = group
         self._parts: EngineParts | None = None

@@ -124,6 +124,9 @@ class RequestRun:
             event = m.CallFailed(ask, str(error.cause)[:500])
         except (RayError, LookupError) as error:
             event = m.CallFailed(ask, f"{type(error).__name__}: {error}"[:500])
+        except Exception as error:  # our own mistake must not leave the machine waiting for its deadline
+            log.exception("call %d of %s failed", ask, self._chat.request_id)
+            event = m.CallFailed(ask, f"internal: {type(error).__name__}")
         self.feed(event)
         self.flush()
 
@@ -142,9 +145,9 @@ class RequestRun:
         index = self._role(INDEX)
         found = await index.match.remote(keys, effect.limit_tokens, self._chat.traffic_class.value)
         if not found.anchor_grain:
-            return m.Matched(effect.ask, found.grains * grain)
+            return m.Matched(effect.ask, found.grains_matched * grain)
         anchor = found.anchor_grain
-        return m.Matched(effect.ask, found.grains * grain, (anchor * grain,), (keys[anchor - 1],))
+        return m.Matched(effect.ask, found.grains_matched * grain, (anchor * grain,), (keys[anchor - 1],))
 
     async def _choose(self, ask: int, role: str, need: object) -> m.Event:
         return m.Chosen(ask, await self._role(role).choose.remote(need))

@@ -26,7 +26,7 @@ import shoal
 
 NAMESPACE = "shoal"
 START_DEADLINE_S = 60.0
-STOP_DEADLINE_S = 15.0
+STOP_DEADLINE_S = 4.0  # what Ray itself needs when nothing runs is below 2 s; the rest is killed
 # Ray's defaults notice a lost node after 13 s or more; these after about 2 s (measured on two cores).
 HEALTH_CHECKS = {
     "health_check_initial_delay_ms": 0,

@@ -147,7 +147,10 @@ class StoreIndex:
         """
         self.expire(now_us)
         name = (record.stripe_id, record.generation)
-        if name in self._stripes or name in self._freed:
+        if name in self._freed:
+            return 0
+        if name in self._stripes:
+            self._complete(self._stripes[name], record)
             return 0
         stripe = self._stripes[name] = _Stripe(record)
         self._live_bytes += record.stored_bytes
@@ -257,6 +260,12 @@ class StoreIndex:
         for stripe in waited:
             self._drop_object(stripe)
         return new
+
+    def _complete(self, stripe: _Stripe, record: StripeRecord) -> None:
+        """Take a repeated record if it knows more fragments (recovery may see a stripe while it is written)."""
+        if stripe.record.locations.count(None) > record.locations.count(None):
+            self._live_bytes += record.stored_bytes - stripe.record.stored_bytes
+            stripe.record = record
 
     def _can_attach(self, entry: TableEntry) -> bool:
         is_first = entry.kind is Kind.GRAIN and entry.grain_index == 0
