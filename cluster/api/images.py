@@ -6,7 +6,6 @@ import io
 import re
 import urllib.parse
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,26 +34,6 @@ class ImagePreprocessor(Protocol):
     def prepare(self, pixels: Canvas) -> PreparedImage:
         """Fit and pad RGB pixels, uint8 [height, width, 3], to the vision tower's grid and digest the result."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRule:
-    """The preprocessor made of a model's own functions, so that this folder need not import the model's.
-
-    `grid(width, height)` returns token rows and columns of a picture of that size; `fit` makes the canvas of its
-    pixels; `digest` names a canvas and its layout.
-    """
-
-    grid: Callable[[int, int], tuple[int, int]]
-    fit: Callable[[Canvas], Canvas]
-    digest: Callable[[Canvas], bytes]
-
-    def prepare(self, pixels: Canvas) -> PreparedImage:
-        """Apply the three."""
-        height, width, _ = pixels.shape
-        rows, columns = self.grid(width, height)
-        canvas = self.fit(pixels)
-        return PreparedImage(canvas, rows, columns, self.digest(canvas))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import uvicorn
 from PIL import Image
 from shoal.cluster.api.app import create_app
 from shoal.cluster.api.codec import ChatCodec
-from shoal.cluster.api.images import ImageRule
+from shoal.cluster.api.images import PreparedImage
 from shoal.cluster.api.jobs import TokenBatch
 from shoal.cluster.api.settings import ApiSettings
 from shoal.engines.core.request import FinishReason, TokenLogprobs
@@ -28,20 +28,18 @@ EOS = 1
 MODEL = "shoal-toy"
 
 
-def pad_to_42(pixels):
+class PadTo42:
     """A layout rule of its own: pad right and below to whole 42-pixel cells."""
-    height, width, _ = pixels.shape
-    canvas = np.full((-(-height // 42) * 42, -(-width // 42) * 42, 3), 127, np.uint8)
-    canvas[:height, :width] = pixels
-    return canvas
+
+    def prepare(self, pixels):
+        height, width, _ = pixels.shape
+        rows, columns = -(-height // 42), -(-width // 42)
+        canvas = np.full((rows * 42, columns * 42, 3), 127, np.uint8)
+        canvas[:height, :width] = pixels
+        return PreparedImage(canvas, rows, columns, hashlib.sha256(canvas.tobytes()).digest())
 
 
-RULE = ImageRule(
-    grid=lambda width, height: (-(-height // 42), -(-width // 42)),
-    fit=pad_to_42,
-    digest=lambda canvas: hashlib.sha256(canvas.tobytes()).digest(),
-)
-CODEC = ChatCodec.from_file(ORACLE, RULE)
+CODEC = ChatCodec.from_file(ORACLE, PadTo42())
 
 
 def ids_of(text):

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from api_world import CODEC, ORACLE, RULE, data_url, image_part, picture
+from api_world import CODEC, ORACLE, PadTo42, data_url, image_part, picture
 from shoal.cluster.api.body import parse_body
 from shoal.cluster.api.codec import IMAGE_TOKEN, ChatCodec
 from shoal.cluster.api.errors import BadRequestError, PromptTooLongError
-from shoal.cluster.api.images import ImageRule
 from shoal.cluster.api.settings import ApiSettings
 
 CASES = json.loads((ORACLE / "chat_cases.json").read_text())
@@ -92,17 +91,13 @@ def test_adjacent_images_and_a_spelled_placeholder():
 
 
 def test_the_models_own_image_rule_gives_the_spans():
-    """The port adapted to the model's functions agrees with the golden layouts."""
+    """Spans and canvases of the live preprocessor agree with the model's layout, which has golden cases."""
+    from shoal.cluster.live.pixels import ModelPixels
     from shoal.engines.model import images
     from shoal.engines.model.config import ModelConfig
 
     vision = ModelConfig.from_dir(ORACLE).vision
-    rule = ImageRule(
-        grid=lambda width, height: (plan := images.layout(width, height, vision)) and (plan.rows, plan.columns),
-        fit=lambda pixels: images.preprocess(pixels, vision),
-        digest=lambda canvas: images.digest(canvas, vision),
-    )
-    codec = ChatCodec.from_file(ORACLE, rule)
+    codec = ChatCodec.from_file(ORACLE, ModelPixels(ORACLE))
     sizes = [(448, 336), (33, 200), (640, 480)]
     parts = [image_part(data_url(picture(*size))) for size in sizes]
     prompt = codec.encode(body_of([{"role": "user", "content": parts}]), SETTINGS)
@@ -134,4 +129,4 @@ def test_a_tokenizer_without_the_chat_tokens_is_refused():
     tree = json.loads((ORACLE / "tokenizer.json").read_text())
     tree["added_tokens"] = [entry for entry in tree["added_tokens"] if entry["content"] != "<｜User｜>"]
     with pytest.raises(ValueError, match="<｜User｜>"):
-        ChatCodec(json.dumps(tree), RULE)
+        ChatCodec(json.dumps(tree), PadTo42())
