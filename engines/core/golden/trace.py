@@ -104,21 +104,15 @@ class TraceReplay:
         plan = scheduler.plan(decide([scheduler.ballot(now_us=0)]), now_us=0)
         got = describe_plan(plan)
         got["free_blocks_after_schedule"] = scheduler.ledger.blocks.free_count
-        default = {"token": self.settings["default_sampled_token"]}
-        prefill = plan.kind is StepKind.PREFILL
-        sampled = [default["token"] if prefill else self._token(outcomes, i.request_id) for i in plan.items]
-        events = scheduler.commit(plan, StepResult(sampled), now_us=0)
+        given = {} if plan.kind is StepKind.PREFILL else outcomes
+        results = [given.get(i.request_id, {}) for i in plan.items]
+        sampled = [one.get("token", self.settings["default_sampled_token"]) for one in results]
+        accepted = [one.get("accept", []) for one in results]
+        events = scheduler.commit(plan, StepResult(sampled, accepted), now_us=0)
         got["processed_current"] = describe_processed(plan, events)
         got["waiting"] = [sequence.request_id for sequence in scheduler.ledger.waiting]
         got["decode_step"] = scheduler.decode_step
         return got
-
-    def _token(self, outcomes: dict[str, Any], request_id: str) -> int:
-        outcome = outcomes.get(request_id, {})
-        if outcome.get("accept"):
-            raise NotYetError("accepted drafts")
-        token: int = outcome.get("token", self.settings["default_sampled_token"])
-        return token
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ COVERED_KINDS = {
     "vote", "vote_table", "blocks", "num_blocks", "inflight", "runtime_max_model_len", "yoco", "yoco_mask", "yoco_clip",
     "ring", "state_layout", "state_slots", "block_layout",
 }  # fmt: skip
-LATER_TRACES = ("fork-", "zos-", "stop-")
+LATER_TRACES = ("fork-", "zos-", "stop-04-so-dead")
 
 
 @pytest.mark.parametrize("entry", DOCUMENT["scenarios"], ids=lambda entry: entry["id"])
