@@ -66,6 +66,18 @@ def test_a_preempted_sequence_is_recomputed_to_the_same_tokens(world: World) -> 
         world.check(request, rank.tokens[request.request_id])
 
 
+def test_steps_that_begin_right_behind_an_image(world: World) -> None:
+    """Engram's look-back stops at the image: in a chunk at its end, two tokens on, and in the first decode steps."""
+    rank = world.rank(Role.NORMAL)
+    cut = world.request("cut", 40, world.sampling(4), (8,), checkpoints=(16, 18))
+    last = world.request("last", 38, world.sampling(4), (30,))
+    for request in (cut, last):
+        world.submit(rank, request)
+    rank.run()
+    for request in (cut, last):
+        world.check(request, rank.tokens[request.request_id])
+
+
 @pytest.mark.parametrize("step_tokens_max", [20, 512])
 def test_prompts_handed_to_another_engine(world: World, step_tokens_max: int) -> None:
     source = world.rank(Role.PROMPT, step_tokens_max=step_tokens_max)
