@@ -173,7 +173,7 @@ class World:
                 self.events[i] = replace(event, events=wrong)
 
     def may_be_lost(self, index: int) -> bool:
-        """An answer that reports a call which overtook its own abort is not lost here: an engine's lease covers that."""
+        """An answer to a call that overtook its own abort is not lost here: an engine lease covers that."""
         event = self.events[index]
         if isinstance(event, m.Reserved):
             return str(event.ticket).removeprefix("ticket of ") not in self.aborted
