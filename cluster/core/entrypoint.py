@@ -53,6 +53,11 @@ class RequestMachine:
         """Number of the current attempt."""
         return self._attempt.number
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that nobody computed for this request; None until an engine has begun."""
+        return self._cached_tokens
+
     def timeline(self) -> RequestTimeline:
         """What has happened so far."""
         return RequestTimeline(self._job.request_id, len(self._job.token_ids), tuple(self._marks))

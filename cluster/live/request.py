@@ -61,7 +61,7 @@ class RequestRun:
                 token_ids=tuple(e.token_id for e in events),
                 logprobs=tuple(e.logprobs for e in events if e.logprobs is not None),
                 finish_reason=ended.reason if ended else None,
-                cached_tokens=finish.cached_tokens if finish is not None else None,
+                cached_tokens=finish.cached_tokens if finish is not None else self._machine.cached_tokens,
                 detail=ended.detail if ended else "",
             )
         )
