@@ -7,7 +7,6 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-import torch
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.handoff import Group, ToSource, ToTarget
 from shoal.cluster.core.membership import View
