@@ -2,12 +2,11 @@
 
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from shoal.kvstore.client import Saved, StoreClient
-from shoal.kvstore.config import CodeConfig, DeviceConfig, FsyncRule, IndexConfig, StoreConfig
+from shoal.kvstore.config import DeviceConfig, FsyncRule, IndexConfig, StoreConfig
 from shoal.kvstore.core.chain import Namespace, chain_keys
 from shoal.kvstore.core.records import Erased, Kind, StoredObject, TrafficClass
 from shoal.kvstore.io.checksums import checksums
@@ -29,6 +28,14 @@ class Clock:
         self.us = 1_000_000_000
 
     def __call__(self) -> int:
+        return self.us
+
+
+class RunningClock(Clock):
+    """Each look costs 5 ms, so that deadlines and slowness come without being waited for."""
+
+    def __call__(self) -> int:
+        self.us += 5_000
         return self.us
 
 
@@ -58,15 +65,13 @@ def store_config(root: Path, devices: int = 12, nodes: int = 4, **changes) -> St
     listed = tuple(
         DeviceConfig(f"d{i:02d}", f"n{i % nodes}", str(root / f"d{i:02d}"), 64 << 20) for i in range(devices)
     )
-    config = StoreConfig(
-        listed,
-        IndexConfig(capacity_bytes=1 << 30),
-        CodeConfig(),
-        stripe_bytes=96 << 10,
-        fsync=FsyncRule.NEVER,
-        slow_us=50_000,
-    )
-    return replace(config, **changes)
+    usual = {
+        "index": IndexConfig(capacity_bytes=1 << 30),
+        "stripe_bytes": 96 << 10,
+        "fsync": FsyncRule.NEVER,
+        "slow_us": 50_000,
+    }
+    return StoreConfig(devices=listed, **{**usual, **changes})
 
 
 class World:
