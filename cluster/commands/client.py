@@ -46,7 +46,8 @@ def chat_once(
     from shoal.cluster.live.clock import monotonic_s
 
     started_s, first_s = monotonic_s(), 0.0
-    text, reason, usage = "", "", {}
+    text, reason = "", ""
+    usage: dict[str, Any] = {}
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     try:
         with httpx.stream(

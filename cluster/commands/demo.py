@@ -1,7 +1,7 @@
 """`shoal demo`: a cluster comes up, answers a chat with an image three times, and goes away again.
 
-The second answer comes from the stored prefix, the third from a store that has lost two of its twelve devices. All three
-must be the same text: greedy answers do not depend on where their KV came from.
+The second answer comes from the stored prefix, the third from a store that has lost two of its twelve devices. All
+three must be the same text: greedy answers do not depend on where their KV came from.
 """
 
 import base64
@@ -67,7 +67,7 @@ def _tell(spec: ClusterSpec, endpoint: str) -> list[Reply]:
     """Three chats with one prompt: cold, from the store, and from a store with two devices gone."""
     body = {
         "model": spec.cluster.model.name,
-        "messages": [message(LINE * 3 + "What do you see?", [_picture()])],
+        "messages": [message(LINE * 8 + "What do you see?", [_picture()])],
         "max_tokens": ANSWER_TOKENS,
         "temperature": 0,
     }

@@ -1,4 +1,4 @@
-"""Starting and finding clusters for commands: the spec of a manifest, the Ray it runs on, progress while it comes up."""
+"""Starting and finding clusters for commands: a manifest's spec, the Ray it runs on, progress while it comes up."""
 
 import os
 from collections.abc import Iterator

@@ -202,9 +202,11 @@ class EngineParts:
     # ------------------------------------------------------------ hand-off
 
     def _make_source(self, layout: HandoffBytes) -> HandoffSource:
+        settings = self._spec.cluster.transfer
         assert self._transfer is not None
+        assert settings is not None
         ports = SourcePorts(self._transfer, self._send, self._release, self._ticket_ended, self._on_broken)
-        return HandoffSource(Group(self._group.name, self._group.epoch), layout, ports)
+        return HandoffSource(Group(self._group.name, self._group.epoch), layout, ports, settings.checksum)
 
     def _make_target(self, layout: HandoffBytes) -> HandoffTarget:
         settings = self._spec.cluster.transfer

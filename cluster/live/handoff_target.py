@@ -23,8 +23,8 @@ from shoal.cluster.core.handoff import (
 )
 from shoal.cluster.core.target_ledger import Admit, Ask, FreeReservation, TargetEffect, TargetLedger, Verify
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.handoff_bytes import HandoffBytes
-from shoal.cluster.transfer import Transfer, kind_sums
+from shoal.cluster.live.handoff_bytes import HandoffBytes, digest_of
+from shoal.cluster.transfer import Transfer
 from shoal.engines.core.plan import Accepted, Reservation
 from shoal.engines.core.request import NoRoom, Rejected, TokenState
 
@@ -141,7 +141,7 @@ class HandoffTarget:
     async def _verify(self, ticket: Ticket) -> None:
         count = self._layout.blocks_for(self._reservations[ticket.ticket_id].tokens - 1)  # the output is not sent
         parts = (*self._layout.block_parts(ticket.blocks[:count]), *self._layout.slot_parts(ticket.slot))
-        sums = await asyncio.get_running_loop().run_in_executor(self._worker, kind_sums, parts)
+        sums = await asyncio.get_running_loop().run_in_executor(self._worker, digest_of, parts, self._checksum)
         self._perform(self._ledger.verified(ticket.ticket_id, sums, now_us()))
 
     async def _admit(self, ticket: Ticket, state: TokenState) -> None:
