@@ -90,6 +90,15 @@ def test_builders_at_the_same_time_agree(tmp_path: Path) -> None:
     load_model_weights(found[0], ModelConfig.from_dir(found[0]))
 
 
+def test_a_damaged_cache_is_named(tmp_path: Path) -> None:
+    left = tmp_path / f"toy-{checkpoint_key()}"
+    left.mkdir()
+    (left / "config.json").write_text("{}")
+    with pytest.raises(OSError, match="lacks some of"):
+        ensure_toy(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [left.name]
+
+
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_dir() == tmp_path / "shoal"
