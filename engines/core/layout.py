@@ -24,8 +24,8 @@ class CacheShape:
     `ratios[layer]` is the compression ratio of a trunk layer (0: window only, 1 or 2). `kv_sources` are the layers
     that own main KV, ascending; `index_sources` those that own index keys (layers that read another layer's keys own
     nothing). `n_prefill_layer` is the first decoder layer. Drafter layers follow the trunk layers. `backtracking` is
-    how many positions may be rewritten. `ring_extra` lengthens every ring beyond window + backtracking. `is_exact` stores float32 rows instead of the
-    published formats (tests of the algebra).
+    how many positions may be rewritten. `ring_extra` lengthens every ring beyond window + backtracking. `is_exact`
+    stores float32 rows in place of the published formats, for the float32 numeric modes.
     """
 
     ratios: tuple[int, ...]

@@ -99,11 +99,10 @@ class LayerRunner:
         for layer, layer_weights in enumerate(weights.layers):
             self.probe.record("streams", layer, residual.streams)
             self.probe.record("pre", layer, residual.pre)
-            if layer_weights.engram is not None:
-                residual = self._remember(layer, layer_weights, residual, rows)
+            residual = self.remember(layer, layer_weights, residual, rows)
             if layer in self.config.text.dspark_target_layer_ids:
                 taps.append(self.numerics.round(residual.streams.mean(1)))
-            x = self._collapse(residual, layer_weights.attn_norm)
+            x = self.read(residual, layer_weights.attn_norm)
             if layer_weights.compressor is not None:
                 state.compress(layer, x, rows)
             kept = state.truncate() if layer == self.config.n_prefill_layer else None
@@ -113,7 +112,7 @@ class LayerRunner:
             residual = self.run_layer(layer, layer_weights, residual, x, rows, state)
         self.probe.record("streams", len(weights.layers), residual.streams)
         self.probe.record("pre", len(weights.layers), residual.pre)
-        hidden = self._collapse(residual, weights.norm)
+        hidden = self.read(residual, weights.norm)
         return StackOutput(hidden, torch.cat(taps, dim=-1), rows)
 
     def enter(self, embedded: Tensor) -> Residual:
@@ -126,15 +125,28 @@ class LayerRunner:
         """The rows [T, H] that the next reader of the streams sees, rounded."""
         return self.numerics.round(mhc.collapse(residual.streams, residual.pre))
 
+    def read(self, residual: Residual, norm: Tensor) -> Tensor:
+        """The normed input [T, H] of the next sublayer."""
+        return self.normed(self.collapsed(residual), norm)
+
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm with the text's eps, rounded."""
         return self.numerics.round(rms_norm(x, weight, self.config.text.rms_norm_eps))
+
+    def remember(self, layer: int, weights: LayerWeights, residual: Residual, rows: Rows) -> Residual:
+        """The residual with a layer's Engram memory written into it, if the layer has one."""
+        table = self.config.engram_table(layer)
+        if weights.engram is None or table is None:
+            return residual
+        ids, eps = rows.engram_rows[:, table], self.config.text.rms_norm_eps
+        streams = write_engram(self.numerics, residual.streams, ids, rows.image_mask, weights.engram, eps)
+        return Residual(streams, residual.pre)
 
     def run_block(
         self, layer: int, weights: LayerWeights, residual: Residual, rows: Rows, state: AttentionState
     ) -> Residual:
         """One layer that owns no Engram, compressor or truncation (the drafter's)."""
-        return self.run_layer(layer, weights, residual, self._collapse(residual, weights.attn_norm), rows, state)
+        return self.run_layer(layer, weights, residual, self.read(residual, weights.attn_norm), rows, state)
 
     def run_layer(
         self, layer: int, weights: LayerWeights, residual: Residual, x: Tensor, rows: Rows, state: AttentionState
@@ -148,12 +160,9 @@ class LayerRunner:
         self.probe.record("attn_out", layer, out)
         residual = Residual(self.numerics.round(mhc.write(residual.streams, out, by)), by.pre)
         by = self._mix("hc_ffn", layer, residual.streams, weights.hc_ffn)
-        out = self._experts(layer, weights, self._collapse(residual, weights.ffn_norm), rows.image_mask)
+        out = self._experts(layer, weights, self.read(residual, weights.ffn_norm), rows.image_mask)
         self.probe.record("ffn_out", layer, out)
         return Residual(self.numerics.round(mhc.write(residual.streams, out, by)), by.pre)
-
-    def _collapse(self, residual: Residual, norm: Tensor) -> Tensor:
-        return self.normed(self.collapsed(residual), norm)
 
     def _mix(self, name: str, layer: int, streams: Tensor, weights: mhc.HyperWeights) -> mhc.Mix:
         by = mhc.mix(streams, weights, self.config.text.hc_sinkhorn_iters, self.config.text.hc_eps)
@@ -174,17 +183,3 @@ class LayerRunner:
         text = self.config.text
         top = text.num_experts_per_tok if layer < self.config.n_layers else text.dspark_num_experts_per_tok
         return MoeRules(top, text.routed_scaling_factor, text.swiglu_limit)
-
-    def _remember(self, layer: int, weights: LayerWeights, residual: Residual, rows: Rows) -> Residual:
-        table = self.config.engram_table(layer)
-        assert table is not None, f"layer {layer} has Engram weights but no table in the configuration"
-        assert weights.engram is not None, f"layer {layer} has no Engram weights"
-        streams = write_engram(
-            self.numerics,
-            residual.streams,
-            rows.engram_rows[:, table],
-            rows.image_mask,
-            weights.engram,
-            self.config.text.rms_norm_eps,
-        )
-        return Residual(streams, residual.pre)
