@@ -3,6 +3,7 @@
 import hashlib
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from shoal.engines.model.decoder import Model
 from shoal.engines.model.engram import EngramHash, read_tokenizer
 from shoal.engines.model.images import grid_of, patches, preprocess
 from shoal.engines.model.numerics import Mode
+from shoal.engines.model.quant import dequantise_fp8, dequantise_fp8_blocks, dequantise_mxfp4
 from shoal.engines.model.vision import VisionEncoder
 from shoal.engines.model.weights import Weights, load_model_weights
 from shoal.engines.toy.__main__ import main
 from shoal.engines.toy.build import checkpoint_key, default_cache_dir, ensure_toy
+from shoal.engines.toy.initialise import random_weights
 from shoal.engines.toy.tokenizer import IMAGE, special_tokens, train_tokenizer
 
 ORACLE = Path(__file__).resolve().parents[2] / "data" / "oracle"
@@ -67,6 +70,28 @@ def test_it_is_a_small_checkpoint_in_the_published_layout(toy: Path, config: Mod
     ).shape == (1, 2, 6)
 
 
+@pytest.mark.parametrize(
+    ("name", "dequantise", "tolerance"),
+    [
+        ("layers.3.attn.wq_a", dequantise_fp8_blocks, 0.035),
+        ("layers.4.engram.embed", dequantise_fp8, 0.035),
+        ("mtp.1.ffn.experts.3.w2", dequantise_mxfp4, 0.2),
+    ],
+)
+def test_stored_weights_are_the_drawn_ones(
+    toy: Path,
+    config: ModelConfig,
+    weights: Weights,
+    name: str,
+    dequantise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    tolerance: float,
+) -> None:
+    """Each of the three weight formats is within its rounding, relative to the weights' spread."""
+    drawn = random_weights(config, read_tokenizer(toy))[f"{name}.weight"]
+    stored = dequantise(weights[f"{name}.weight"].view(torch.uint8), weights[f"{name}.scale"])
+    assert (stored - drawn).abs().mean() < tolerance * drawn.std()
+
+
 def test_two_builds_are_equal(toy: Path, tmp_path: Path) -> None:
     again = ensure_toy(tmp_path)
     assert again != toy
@@ -88,6 +113,15 @@ def test_builders_at_the_same_time_agree(tmp_path: Path) -> None:
     assert set(found) == {tmp_path / f"toy-{checkpoint_key()}"}
     assert [p.name for p in tmp_path.iterdir()] == [f"toy-{checkpoint_key()}"]
     load_model_weights(found[0], ModelConfig.from_dir(found[0]))
+
+
+def test_a_damaged_cache_is_named(tmp_path: Path) -> None:
+    left = tmp_path / f"toy-{checkpoint_key()}"
+    left.mkdir()
+    (left / "config.json").write_text("{}")
+    with pytest.raises(OSError, match="lacks some of"):
+        ensure_toy(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [left.name]
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
