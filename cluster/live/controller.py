@@ -100,6 +100,10 @@ class Controller:
         """The view now."""
         return self._view()
 
+    async def snapshot(self) -> tuple[View, dict[GroupRef, Any]]:
+        """The view and handles of all its members, those that are starting too."""
+        return self._view(), dict(self._handles)
+
     async def watch(self, number: int) -> tuple[View, dict[GroupRef, Any]]:
         """The view and handles of its living members as soon as its number differs from `number`, or after a while."""
         self._begin_once()

@@ -51,6 +51,7 @@ class EngineActor:
     async def open(self) -> None:
         """Load the model, register memory, begin stepping."""
 
+        import torch
         from shoal.cluster.live.engine_parts import build_parts
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
