@@ -7,7 +7,7 @@ The library is a system libisal or the one inside the pyeclib wheel. Matrix: ISA
 import ctypes
 import ctypes.util
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -84,6 +84,18 @@ class IsalCode:
         matrix = np.zeros((data + parity, data), dtype=np.uint8)
         self._library.gf_gen_cauchy1_matrix(_pointer(matrix), data + parity, data)
         return matrix
+
+    def bare_call(self, sources: Sequence[Bytes], out: Bytes, rows: Bytes) -> Callable[[], None]:
+        """One `ec_encode_data` with everything prepared: what the code is measured against."""
+        tables = self._tables(rows)
+        inputs = (ctypes.c_void_p * len(sources))(*(row.ctypes.data for row in sources))
+        outputs = (ctypes.c_void_p * len(out))(*(row.ctypes.data for row in out))
+        arguments = (len(sources[0]), len(sources), len(out), _pointer(tables), inputs, outputs)
+
+        def call(keep: tuple[object, ...] = (sources, out, tables)) -> None:
+            self._library.ec_encode_data(*arguments)
+
+        return call
 
     def _multiply(self, tables: Bytes, sources: list[Bytes], out: Bytes) -> None:
         length = len(sources[0])
