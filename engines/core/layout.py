@@ -24,7 +24,8 @@ class CacheShape:
     `ratios[layer]` is the compression ratio of a trunk layer (0: window only, 1 or 2). `kv_sources` are the layers
     that own main KV, ascending; `index_sources` those that own index keys (layers that read another layer's keys own
     nothing). `n_prefill_layer` is the first decoder layer. Drafter layers follow the trunk layers. `backtracking` is
-    how many positions may be rewritten. `ring_extra` lengthens every ring beyond window + backtracking.
+    how many positions may be rewritten. `ring_extra` lengthens every ring beyond window + backtracking. `is_exact`
+    stores float32 rows in place of the published formats, for the float32 numeric modes.
     """
 
     ratios: tuple[int, ...]
@@ -38,6 +39,7 @@ class CacheShape:
     index_dim: int = 128
     block_tokens: int = 128
     ring_extra: int = 0
+    is_exact: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, the value, the rule and what to change."""
@@ -80,16 +82,22 @@ class CacheShape:
     @property
     def swa_row_bytes(self) -> int:
         """One window row: e4m3 data, then one scale byte for every 32 channels (model notes 9.1)."""
+        if self.is_exact:
+            return self.head_dim * FLOAT32_BYTES
         return self.head_dim + self.head_dim // 32
 
     @property
     def main_row_bytes(self) -> int:
         """One main KV row: packed e2m1 data, then one e4m3 scale byte for every 16 channels (model notes 9.1)."""
+        if self.is_exact:
+            return self.head_dim * FLOAT32_BYTES
         return self.head_dim // 2 + self.head_dim // 16
 
     @property
     def index_row_bytes(self) -> int:
         """One index key: packed e2m1 data and one scale byte for every 32 channels (model notes 9.1)."""
+        if self.is_exact:
+            return self.index_dim * FLOAT32_BYTES
         return self.index_dim // 2 + self.index_dim // 32
 
 

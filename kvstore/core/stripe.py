@@ -1,0 +1,278 @@
+"""Stripes: objects gathered into data bytes, cut into shards, framed as self-describing fragments, and back.
+
+A fragment is a head and a payload. The head carries magic, version, stripe id, generation, index, shape, lengths,
+code name, the object table and CRC32C of payload and head, so the index can be rebuilt from heads alone and a
+decode can refuse every fragment that is not exactly of this stripe and generation.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from shoal.kvstore.core.chain import KEY_BYTES
+from shoal.kvstore.core.records import Erased, Kind, Miss, StoredObject, TableEntry, TrafficClass
+from shoal.kvstore.errors import ObjectError
+
+FRAGMENT_MAGIC = b"SHOALFRG"
+FRAGMENT_VERSION = 1
+SHARD_ALIGN = 64
+CODE_NAME_BYTES = 16
+# magic, version, head bytes, stripe id, generation, index, k, m, code, data bytes, shard bytes, created us, objects,
+# payload CRC32C
+_HEAD = struct.Struct("<8sHI16sQHHH16sQQQII")
+# kind, class, key, parent, grain index, offset, length, checksum
+_ENTRY = struct.Struct("<BB16s16sIQQ16s")
+_CRC = struct.Struct("<I")
+_CLASSES = (TrafficClass.DEFAULT, TrafficClass.AGENT, TrafficClass.CHAT)  # position = byte on disk; append only
+Bytes = npt.NDArray[np.uint8]
+Buffer = bytes | memoryview | Bytes
+
+
+class Code(Protocol):
+    """A systematic erasure code over GF(2^8): `data` shards kept as they are, `parity` shards computed."""
+
+    @property
+    def name(self) -> str:
+        """Code and matrix, at most 16 ASCII bytes: parity of another name is not interchangeable."""
+
+    def encode(self, data: Bytes, parity: int) -> Bytes:
+        """uint8 [k, shard bytes] -> parity uint8 [parity, shard bytes]."""
+
+    def rebuild(self, shards: Mapping[int, Bytes], lost: Sequence[int], data: int, parity: int) -> Bytes:
+        """Exactly k shards by index -> the lost data shards, uint8 [len(lost), shard bytes]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """CRC32C of one buffer (Castagnoli, 32 bits) and a 128-bit digest of a prefix and a buffer."""
+
+    crc32c: Callable[[Buffer], int]
+    digest128: Callable[[bytes, Buffer], bytes]
+
+    def bind(self, kind: Kind, key: bytes, payload: Buffer) -> bytes:
+        """16 bytes that tie a payload to its key and kind: another key's payload never passes for this one's."""
+        return self.digest128(bytes((kind,)) + key, payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A verified fragment head."""
+
+    stripe_id: bytes
+    generation: int
+    index: int
+    data: int
+    parity: int
+    code: str
+    data_bytes: int
+    shard_bytes: int
+    created_us: int
+    payload_crc: int
+    head_bytes: int
+    table: tuple[TableEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A verified fragment; `payload` is uint8 [shard bytes], a view of what was read."""
+
+    head: Head
+    payload: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """An encoded stripe: `heads[i]` and `payloads[i]` make fragment i."""
+
+    stripe_id: bytes
+    generation: int
+    data: int
+    parity: int
+    data_bytes: int
+    created_us: int
+    heads: tuple[bytes, ...]
+    payloads: tuple[bytes, ...]
+    table: tuple[TableEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StripeShape:
+    """Identity and shape that every fragment of one stripe repeats."""
+
+    stripe_id: bytes
+    generation: int
+    data: int
+    parity: int
+    created_us: int
+
+
+def encode_stripe(shape: StripeShape, objects: Sequence[StoredObject], code: Code, sums: Checksums) -> Stripe:
+    """Gather objects in order, compute parity and frame all k+m fragments. O(bytes); at least one object."""
+    assert objects, "a stripe holds at least one object"
+    table, at = [], 0
+    for item in objects:
+        _check(item)
+        length = memoryview(item.payload).nbytes
+        bound = sums.bind(item.kind, item.key, item.payload)
+        table.append(TableEntry(item.kind, item.key, item.parent, item.grain_index, item.traffic, at, length, bound))
+        at += length
+    shard_bytes = max(1, -(-at // (shape.data * SHARD_ALIGN))) * SHARD_ALIGN
+    data = np.zeros(shape.data * shard_bytes, dtype=np.uint8)
+    for entry, item in zip(table, objects, strict=True):
+        data[entry.offset : entry.offset + entry.length] = np.frombuffer(item.payload, dtype=np.uint8)
+    rows = data.reshape(shape.data, shard_bytes)
+    payloads = tuple(row.tobytes() for row in (*rows, *code.encode(rows, shape.parity)))
+    rest = (code.name, at, shard_bytes)
+    body = b"".join(_entry(entry) for entry in table)
+    heads = tuple(
+        _head(shape, index, rest, (len(table), sums.crc32c(payload)), body, sums)
+        for index, payload in enumerate(payloads)
+    )
+    return Stripe(
+        shape.stripe_id, shape.generation, shape.data, shape.parity, at, shape.created_us, heads, payloads, tuple(table)
+    )
+
+
+def read_head(raw: bytes | memoryview, sums: Checksums) -> Head | Erased:
+    """Parse and verify the head at the start of `raw`; anything that is not exactly a head is Erased."""
+    if len(raw) < _HEAD.size + _CRC.size:
+        return Erased(f"head: {len(raw)} bytes are too few")
+    fields = _HEAD.unpack_from(raw)
+    magic, version, head_bytes, stripe_id, generation, index, data, parity = fields[:8]
+    code, data_bytes, shard_bytes, created_us, count, payload_crc = fields[8:]
+    if magic != FRAGMENT_MAGIC or version != FRAGMENT_VERSION:
+        return Erased(f"head: magic {magic!r} version {version}, expected {FRAGMENT_MAGIC!r} {FRAGMENT_VERSION}")
+    if head_bytes != _HEAD.size + count * _ENTRY.size + _CRC.size or head_bytes > len(raw):
+        return Erased(f"head: {head_bytes} bytes stated for {count} objects, {len(raw)} read")
+    if sums.crc32c(raw[: head_bytes - _CRC.size]) != _CRC.unpack_from(raw, head_bytes - _CRC.size)[0]:
+        return Erased("head: CRC32C differs")
+    if index >= data + parity or data_bytes > data * shard_bytes:
+        return Erased(f"head: index {index} or {data_bytes} bytes outside {data}+{parity} shards of {shard_bytes}")
+    table = []
+    for at in range(_HEAD.size, head_bytes - _CRC.size, _ENTRY.size):
+        entry = _read_entry(raw, at, data_bytes)
+        if isinstance(entry, Erased):
+            return entry
+        table.append(entry)
+    name = code.rstrip(b"\0").decode("ascii", errors="replace")
+    return Head(
+        stripe_id, generation, index, data, parity, name, data_bytes, shard_bytes, created_us, payload_crc, head_bytes,
+        tuple(table),
+    )  # fmt: skip
+
+
+def open_fragment(raw: bytes | memoryview, sums: Checksums) -> Fragment | Erased:
+    """Verify one fragment (head ‖ payload) as it came from a device."""
+    head = read_head(raw, sums)
+    if isinstance(head, Erased):
+        return head
+    payload = np.frombuffer(raw, dtype=np.uint8, offset=head.head_bytes)
+    if len(payload) != head.shard_bytes:
+        return Erased(f"payload: {len(payload)} bytes, head says {head.shard_bytes}")
+    if sums.crc32c(payload) != head.payload_crc:
+        return Erased("payload: CRC32C differs")
+    return Fragment(head, payload)
+
+
+class Gathering:
+    """Fragments of ONE stripe and generation as they arrive, until any k allow the decode."""
+
+    def __init__(self, stripe_id: bytes, generation: int, shape: tuple[int, int], code: Code, sums: Checksums) -> None:
+        """`shape` is (data, parity); only fragments that agree with all of it are ever used."""
+        self._identity = (stripe_id, generation, *shape, code.name)
+        self._data, self._parity = shape
+        self._code = code
+        self._sums = sums
+        self._fragments: dict[int, Fragment] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether k fragments have been accepted."""
+        return len(self._fragments) >= self._data
+
+    @property
+    def count(self) -> int:
+        """Fragments accepted so far."""
+        return len(self._fragments)
+
+    def offer(self, index: int, raw: bytes | memoryview) -> Erased | None:
+        """Take the answer for fragment `index`; an Erased says why it does not count."""
+        fragment = open_fragment(raw, self._sums)
+        if isinstance(fragment, Erased):
+            return fragment
+        head = fragment.head
+        found = (head.stripe_id, head.generation, head.data, head.parity, head.code)
+        if found != self._identity or head.index != index:
+            return Erased(f"fragment {head.index} of {found}, expected {index} of {self._identity}")
+        first = next(iter(self._fragments.values()), fragment).head
+        if (head.shard_bytes, head.data_bytes, head.table) != (first.shard_bytes, first.data_bytes, first.table):
+            return Erased(f"fragment {index} disagrees with the others about lengths or objects")
+        self._fragments[index] = fragment
+        return None
+
+    def decode(self) -> dict[tuple[Kind, bytes], memoryview | Miss]:
+        """Objects by (kind, key): a read-only view of the data bytes, or a Miss where the bound checksum differs.
+
+        Call once `is_ready`; systematic shards are copied, only lost data shards are computed.
+        """
+        assert self.is_ready, f"{len(self._fragments)} fragments, {self._data} needed"
+        chosen = dict(sorted(self._fragments.items())[: self._data])
+        head = next(iter(chosen.values())).head
+        rows = np.empty((self._data, head.shard_bytes), dtype=np.uint8)
+        lost = [index for index in range(self._data) if index not in chosen]
+        for index, fragment in chosen.items():
+            if index < self._data:
+                rows[index] = fragment.payload
+        if lost:
+            shards = {index: fragment.payload for index, fragment in chosen.items()}
+            rows[lost] = self._code.rebuild(shards, lost, self._data, self._parity)
+        return self._cut(head, rows.reshape(-1))
+
+    def _cut(self, head: Head, flat: Bytes) -> dict[tuple[Kind, bytes], memoryview | Miss]:
+        flat.flags.writeable = False
+        found: dict[tuple[Kind, bytes], memoryview | Miss] = {}
+        for entry in head.table:
+            payload = flat[entry.offset : entry.offset + entry.length]
+            is_bound = self._sums.bind(entry.kind, entry.key, payload) == entry.checksum
+            miss = Miss(f"{entry.kind.name} {entry.key.hex()}: payload does not belong to its key")
+            found[entry.kind, entry.key] = payload.data if is_bound else miss
+        return found
+
+
+def _check(item: StoredObject) -> None:
+    if len(item.key) != KEY_BYTES or len(item.parent) != KEY_BYTES:
+        raise ObjectError(f"object keys of {len(item.key)} and {len(item.parent)} bytes; both must be {KEY_BYTES}")
+    if not 0 <= item.grain_index < 2**32:
+        raise ObjectError(f"grain_index = {item.grain_index} must lie in 0 to 2^32 - 1")
+    view = memoryview(item.payload)
+    if view.nbytes == 0 or not view.c_contiguous:
+        raise ObjectError(f"payload of {item.key.hex()}: {view.nbytes} bytes must be contiguous and not empty")
+
+
+def _head(
+    shape: StripeShape, index: int, rest: tuple[str, int, int], tail: tuple[int, int], body: bytes, sums: Checksums
+) -> bytes:
+    code, data_bytes, shard_bytes = rest
+    name = code.encode("ascii")
+    assert len(name) <= CODE_NAME_BYTES, f"code name {code!r} is longer than {CODE_NAME_BYTES} bytes"
+    head_bytes = _HEAD.size + len(body) + _CRC.size
+    fixed = _HEAD.pack(
+        FRAGMENT_MAGIC, FRAGMENT_VERSION, head_bytes, shape.stripe_id, shape.generation, index, shape.data,
+        shape.parity, name, data_bytes, shard_bytes, shape.created_us, *tail,
+    )  # fmt: skip
+    return fixed + body + _CRC.pack(sums.crc32c(fixed + body))
+
+
+def _entry(entry: TableEntry) -> bytes:
+    fields = (entry.key, entry.parent, entry.grain_index, entry.offset, entry.length, entry.checksum)
+    return _ENTRY.pack(entry.kind, _CLASSES.index(entry.traffic), *fields)
+
+
+def _read_entry(raw: bytes | memoryview, at: int, data_bytes: int) -> TableEntry | Erased:
+    kind, traffic, key, parent, grain_index, offset, length, checksum = _ENTRY.unpack_from(raw, at)
+    if kind not in (Kind.GRAIN, Kind.ANCHOR) or traffic >= len(_CLASSES) or offset + length > data_bytes:
+        return Erased(f"head: object entry kind {kind} class {traffic} bytes {offset}+{length} of {data_bytes}")
+    return TableEntry(Kind(kind), key, parent, grain_index, _CLASSES[traffic], offset, length, checksum)

@@ -1,0 +1,128 @@
+"""Reed-Solomon by ISA-L through ctypes: zero copy on numpy buffers, interpreter lock released while it works.
+
+The library is a system libisal or the one inside the pyeclib wheel. Matrix: ISA-L's Cauchy construction
+(`gf_gen_cauchy1_matrix`), field polynomial 0x11d. Tables are cached per shape and per loss pattern.
+"""
+
+import ctypes
+import ctypes.util
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from shoal.kvstore.core.stripe import Bytes
+from shoal.kvstore.errors import CodeLibraryError
+
+CODE_NAME = "isal-cauchy"
+_TABLE_BYTES = 32  # per matrix element, ISA-L erasure_code.h
+
+
+def library_candidates() -> tuple[str, ...]:
+    """Where ISA-L may be, best first: the system's libisal, then the pyeclib wheel's private copy."""
+    system = ctypes.util.find_library("isal")
+    found = [system] if system else []
+    spec = importlib.util.find_spec("pyeclib")
+    if spec is not None and spec.origin is not None:
+        beside = Path(spec.origin).parent.parent / "pyeclib.libs"
+        found += [str(path) for path in sorted(beside.glob("libisal*.so*"))]
+    return tuple(found)
+
+
+def load_library(candidates: Sequence[str] | None = None) -> ctypes.CDLL:
+    """The first candidate that loads and has ISA-L's symbols; raises CodeLibraryError naming both remedies."""
+    tried = []
+    for path in library_candidates() if candidates is None else candidates:
+        try:
+            library = ctypes.CDLL(path)
+            for symbol in ("gf_gen_cauchy1_matrix", "gf_invert_matrix", "ec_init_tables", "ec_encode_data"):
+                getattr(library, symbol)
+        except (OSError, AttributeError) as error:
+            tried.append(f"{path}: {error}")
+            continue
+        return library
+    raise CodeLibraryError(
+        f"no ISA-L erasure-code library: tried {tried or 'nothing, none found'}; "
+        "install the system package (Debian: apt install libisal2) or `pip install pyeclib`, whose wheel carries it"
+    )
+
+
+class IsalCode:
+    """The erasure code that stripes use; thread-safe, one instance a process is enough."""
+
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self._library = library or load_library()
+        self._encode_tables = lru_cache(maxsize=16)(self._make_encode_tables)
+        # 10+2 has 12 + 66 loss patterns; other shapes share what room is left.
+        self._rebuild_tables = lru_cache(maxsize=1024)(self._make_rebuild_tables)
+
+    @property
+    def name(self) -> str:
+        """Code and matrix as fragment heads record them."""
+        return CODE_NAME
+
+    def encode(self, data: Bytes, parity: int) -> Bytes:
+        """uint8 [k, shard bytes], C-contiguous -> parity uint8 [parity, shard bytes]."""
+        assert data.flags.c_contiguous, "data must be contiguous rows"
+        rows, length = data.shape
+        out = np.empty((parity, length), dtype=np.uint8)
+        self._multiply(self._encode_tables(rows, parity), list(data), out)
+        return out
+
+    def rebuild(self, shards: Mapping[int, Bytes], lost: Sequence[int], data: int, parity: int) -> Bytes:
+        """Exactly k shards by index -> the lost data shards in the order of `lost`, uint8 [len(lost), shard bytes]."""
+        assert len(shards) == data, f"{len(shards)} shards, exactly {data} needed"
+        have = tuple(sorted(shards))
+        sources = [np.ascontiguousarray(shards[index]) for index in have]
+        out = np.empty((len(lost), len(sources[0])), dtype=np.uint8)
+        self._multiply(self._rebuild_tables(have, tuple(lost), data, parity), sources, out)
+        return out
+
+    def matrix(self, data: int, parity: int) -> Bytes:
+        """uint8 [k + m, k]: identity over the Cauchy rows."""
+        matrix = np.zeros((data + parity, data), dtype=np.uint8)
+        self._library.gf_gen_cauchy1_matrix(_pointer(matrix), data + parity, data)
+        return matrix
+
+    def bare_call(self, sources: Sequence[Bytes], out: Bytes, rows: Bytes) -> Callable[[], None]:
+        """One `ec_encode_data` with everything prepared: what the code is measured against."""
+        tables = self._tables(rows)
+        inputs = (ctypes.c_void_p * len(sources))(*(row.ctypes.data for row in sources))
+        outputs = (ctypes.c_void_p * len(out))(*(row.ctypes.data for row in out))
+        arguments = (len(sources[0]), len(sources), len(out), _pointer(tables), inputs, outputs)
+
+        def call(keep: tuple[object, ...] = (sources, out, tables)) -> None:
+            self._library.ec_encode_data(*arguments)
+
+        return call
+
+    def _multiply(self, tables: Bytes, sources: list[Bytes], out: Bytes) -> None:
+        length = len(sources[0])
+        assert all(len(row) == length for row in sources), "shards of different lengths"
+        if not len(out):
+            return
+        inputs = (ctypes.c_void_p * len(sources))(*(row.ctypes.data for row in sources))
+        outputs = (ctypes.c_void_p * len(out))(*(row.ctypes.data for row in out))
+        self._library.ec_encode_data(length, len(sources), len(out), _pointer(tables), inputs, outputs)
+
+    def _make_encode_tables(self, data: int, parity: int) -> Bytes:
+        return self._tables(self.matrix(data, parity)[data:])
+
+    def _make_rebuild_tables(self, have: tuple[int, ...], lost: tuple[int, ...], data: int, parity: int) -> Bytes:
+        chosen = np.ascontiguousarray(self.matrix(data, parity)[list(have)])
+        inverse = np.empty((data, data), dtype=np.uint8)
+        failed = self._library.gf_invert_matrix(_pointer(chosen), _pointer(inverse), data)
+        assert failed == 0, f"every {data} rows of a Cauchy matrix are independent, yet {have} are not"
+        return self._tables(np.ascontiguousarray(inverse[list(lost)]))
+
+    def _tables(self, rows: Bytes) -> Bytes:
+        outputs, inputs = rows.shape
+        tables = np.empty(max(1, rows.size) * _TABLE_BYTES, dtype=np.uint8)
+        contiguous = np.ascontiguousarray(rows)
+        self._library.ec_init_tables(inputs, outputs, _pointer(contiguous), _pointer(tables))
+        return tables
+
+
+def _pointer(array: Bytes) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
