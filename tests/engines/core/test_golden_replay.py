@@ -79,3 +79,10 @@ def test_the_command_refuses_what_it_cannot_read(capsys, tmp_path):
     other.write_text("format: 7\n")
     assert main([str(other)]) == 2
     assert "expected a map with format: 1" in capsys.readouterr().err
+
+
+def test_a_step_that_should_fail_and_does_not_is_a_failure():
+    entry = entry_of("decode-06-empty") | {"ops": [{"step": {}, "expect_error": "anything"}]}
+    verdict = replay_entry(entry, DEFAULTS)
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.differences == ("op 0: expected an error, got a decode step",)
