@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +60,7 @@ def start(spec: ClusterSpec, address: str | None) -> tuple[Session, str]:
         except BaseException:
             stop_ray(session)
             raise
-    session = Session(session.name, session.address, session.token, session.pid, endpoint)
+    session = replace(session, http=endpoint)
     record(session)
     return session, endpoint
 
