@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from shoal.kvstore.core.records import Kind, StoredObject, TrafficClass
 from shoal.kvstore.core.stripe import Gathering, StripeShape, encode_stripe
 from shoal.kvstore.io.checksums import checksums
