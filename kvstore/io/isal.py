@@ -98,7 +98,8 @@ class IsalCode:
     def _multiply(self, tables: Bytes, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         inputs = (ctypes.c_void_p * len(sources))(*sources)
         outputs = (ctypes.c_void_p * len(targets))(*targets)
-        self._library.ec_encode_data(length, len(sources), len(targets), _pointer(tables), inputs, outputs)
+        table = ctypes.c_void_p(_address(tables))
+        self._library.ec_encode_data(length, len(sources), len(targets), table, inputs, outputs)
 
     def _make_encode_tables(self, data: int, parity: int) -> Bytes:
         return self._tables(self.matrix(data, parity)[data:])
