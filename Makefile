@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-export RAY_AUTH_MODE ?= disabled
-export UCX_MODULES   ?= ^ib
 
 .PHONY: install demo test lint format clean
 install: $(STAMP)

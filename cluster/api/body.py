@@ -1,0 +1,231 @@
+"""The body of a chat completion request: which fields exist, what they may hold, and who refuses what."""
+
+from typing import Any, Literal
+
+import msgspec
+from shoal.cluster.api.errors import BadRequestError
+from shoal.cluster.api.jobs import TrafficClass
+from shoal.cluster.api.settings import ApiSettings
+
+MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id", "prefix"})
+SEED_MAX = 2**63 - 1
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream carries beside the answer."""
+
+    include_usage: bool = False
+
+
+class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+    """DeepSeek's switch of the thinking mode."""
+
+    type: Literal["enabled", "disabled"]
+
+
+class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """The same switch as vLLM clients spell it."""
+
+    thinking: bool | None = None
+    enable_thinking: bool | None = None
+
+
+class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Every accepted field; one that is not here is refused by name.
+
+    Fields below the line are accepted because common clients send them. They change nothing, and a value that asks
+    for something this server cannot do is refused (`_check_unsupported`).
+    """
+
+    model: str
+    messages: list[dict[str, Any]]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    reasoning_effort: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    traffic_class: TrafficClass | None = None
+    # ---
+    response_format: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, also when one was given alone."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def tokens_max(self) -> int | None:
+        """The wanted output limit; the newer name wins when both are given."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+_DECODER = msgspec.json.Decoder(ChatBody)
+
+
+def parse_body(raw: bytes, settings: ApiSettings) -> ChatBody:
+    """Decode and check a request body. Raises BadRequestError naming the field, its value, the rule and the remedy."""
+    try:
+        body = _DECODER.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _refuse_shape(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise BadRequestError("the body is nested too deeply", code="invalid_json") from error
+    _check_numbers(body, settings)
+    _check_combinations(body, settings)
+    _check_unsupported(body)
+    for index, message in enumerate(body.messages):
+        _check_message(message, f"messages[{index}]")
+    return body
+
+
+def _refuse_shape(text: str) -> BadRequestError:
+    """Turn msgspec's "... - at `$.stop[0]`" into an error with that path as `param`."""
+    what, _, where = text.partition(" - at `")
+    param = where.rstrip("`").removeprefix("$").removeprefix(".") or None
+    if "unknown field" in what:
+        name = what.partition("`")[2].rstrip("`")
+        param = f"{param}.{name}" if param else name
+        return BadRequestError(f"{param}: unknown field; remove it", param=param, code="unknown_field")
+    if "missing required field" in what:
+        param = what.partition("`")[2].rstrip("`")
+    return BadRequestError(f"{param or 'body'}: {what}", param=param, code="invalid_value")
+
+
+def _refuse(param: str, value: object, rule: str) -> BadRequestError:
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = type(value).__name__
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return BadRequestError(f"{param} = {shown} {rule}", param=param, code="invalid_value")
+
+
+def _check_numbers(body: ChatBody, settings: ApiSettings) -> None:
+    ranges: tuple[tuple[str, float, float], ...] = (
+        ("max_tokens", 1, 2**31),
+        ("max_completion_tokens", 1, 2**31),
+        ("temperature", 0, 2),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+        ("seed", 0, SEED_MAX),
+        ("n", 1, settings.choices_max),
+        ("top_logprobs", 0, settings.top_logprobs_max),
+        ("priority", -(2**31), 2**31),
+    )
+    for name, low, high in ranges:
+        value = getattr(body, name)
+        if value is not None and not low <= value <= high:
+            raise _refuse(name, value, f"must be from {low} to {high}")
+    if body.top_p == 0:
+        raise _refuse("top_p", body.top_p, "must be above 0; use temperature 0 for greedy sampling")
+    if body.top_k is not None and body.top_k != -1 and not 0 <= body.top_k <= 2**31:
+        raise _refuse("top_k", body.top_k, "must be positive, or 0 or -1 for off")
+
+
+def _check_combinations(body: ChatBody, settings: ApiSettings) -> None:
+    if not body.messages:
+        raise _refuse("messages", [], "must hold at least one message")
+    if body.stream_options is not None and not body.stream:
+        raise BadRequestError("stream_options needs stream = true", param="stream_options", code="invalid_value")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequestError("top_logprobs needs logprobs = true", param="top_logprobs", code="invalid_value")
+    if len(body.stops) > settings.stop_strings_max:
+        raise _refuse("stop", len(body.stops), f"strings; at most {settings.stop_strings_max}")
+    for stop in body.stops:
+        if not 0 < len(stop) <= settings.stop_string_chars_max:
+            raise _refuse("stop", stop, f"must have 1 to {settings.stop_string_chars_max} characters")
+    if body.cache_salt is not None and len(body.cache_salt) > 256:
+        raise _refuse("cache_salt", body.cache_salt, "must have at most 256 characters")
+
+
+def _check_unsupported(body: ChatBody) -> None:
+    """Refuse by name what would otherwise be ignored silently."""
+    for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
+        value = getattr(body, name)
+        if value is not None and value != neutral:
+            raise _refuse(name, value, f"is not supported; leave it out or send {neutral}")
+    if body.logit_bias:
+        raise _refuse("logit_bias", body.logit_bias, "is not supported; leave it out")
+    if body.response_format is not None and body.response_format != {"type": "text"}:
+        raise _refuse("response_format", body.response_format, "needs constrained decoding, not available; use text")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise _refuse(
+            "tool_choice", body.tool_choice, "needs constrained decoding, not available; use 'auto' or 'none'"
+        )
+    if body.parallel_tool_calls is False and body.tools:
+        raise _refuse("parallel_tool_calls", False, "needs constrained decoding, not available; leave it out")
+    for index, tool in enumerate(body.tools or ()):
+        function = tool.get("function")
+        if isinstance(function, dict) and function.get("strict"):
+            param = f"tools[{index}].function.strict"
+            raise _refuse(param, True, "needs constrained decoding, not available; leave it out")
+
+
+def _check_message(message: dict[str, Any], param: str) -> None:
+    """Refuse unknown fields; fields holding null are dropped, since clients send answers back as they came."""
+    for name in [name for name, value in message.items() if value is None]:
+        del message[name]
+    unknown = sorted(message.keys() - MESSAGE_FIELDS)
+    if unknown and message.get(unknown[0]) != []:  # `annotations: []` comes back from clients too
+        name = f"{param}.{unknown[0]}"
+        raise BadRequestError(f"{name}: unknown field; remove it", param=name, code="unknown_field")
+    if not isinstance(message.get("role"), str):
+        raise _refuse(f"{param}.role", message.get("role"), "must be system, user, assistant or tool")
+    if message["role"] == "developer":
+        message["role"] = "system"
+    content = message.setdefault("content", "") if message["role"] == "assistant" else message.get("content")
+    if not isinstance(content, str | list):
+        raise _refuse(f"{param}.content", content, "must be text or a list of parts")
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        _check_part(part, f"{param}.content[{index}]")
+
+
+def _check_part(part: object, param: str) -> None:
+    if not isinstance(part, dict):
+        raise _refuse(param, part, "must be an object")
+    kind = part.get("type")
+    if kind not in ("text", "image_url"):
+        raise _refuse(f"{param}.type", kind, "must be text or image_url")
+    unknown = sorted(part.keys() - {"type", kind})
+    if unknown:
+        raise BadRequestError(f"{param}.{unknown[0]}: unknown field; remove it", param=param, code="unknown_field")
+    value = part.get(kind)
+    if kind == "text" and not isinstance(value, str):
+        raise _refuse(f"{param}.text", value, "must be text")
+    if kind == "image_url":
+        _check_image(value, f"{param}.image_url")
+
+
+def _check_image(value: object, param: str) -> None:
+    """`detail` is a hint to servers with several image sizes; this model has one, so it changes nothing."""
+    if not isinstance(value, dict) or not isinstance(value.get("url"), str):
+        raise _refuse(param, value, 'must be an object {"url": "data:image/...;base64,..."}')
+    if value.keys() - {"url", "detail"} or value.get("detail", "auto") not in ("auto", "low", "high", "original"):
+        raise _refuse(param, sorted(value), "may hold url and detail (auto, low, high, original)")

@@ -1,0 +1,143 @@
+"""From token ids to text a client may see: incremental byte-level detokenising and stop strings held back."""
+
+import codecs
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Map each character of a byte-level BPE vocabulary to the byte it stands for.
+
+    Source: the byte-to-unicode table of GPT-2, which Hugging Face's ByteLevel uses: printable Latin-1 bytes stand
+    for themselves, the other 68 take the characters from U+0100 on, in byte order.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in set(plain)]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
+
+
+def _decoder_types(decoder: Any) -> set[str]:
+    """Every decoder type named in a tokenizer.json's decoder, sequences flattened."""
+    if not isinstance(decoder, dict):
+        return set()
+    inner: set[str] = set().union(*map(_decoder_types, decoder.get("decoders", ())))
+    return inner | {str(decoder.get("type"))}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """The bytes of every token id of one byte-level tokenizer; `special` ids are markup, not text.
+
+    `pieces[id]` is empty for ids without a token (a model's vocabulary may be padded beyond its tokenizer's).
+    """
+
+    pieces: tuple[bytes, ...]
+    special: dict[int, str]
+
+    @classmethod
+    def from_json(cls, text: str) -> "TokenBytes":
+        """Read a `tokenizer.json`. Raises ValueError when its decoder is not byte-level."""
+        tree = json.loads(text)
+        types = _decoder_types(tree.get("decoder"))
+        if "ByteLevel" not in types:
+            raise ValueError(f"tokenizer.json: decoder is {sorted(types)}, must be ByteLevel; use a byte-level BPE")
+        alphabet = byte_level_alphabet()
+        vocabulary: dict[str, int] = tree["model"]["vocab"]
+        added = {int(entry["id"]): entry for entry in tree.get("added_tokens", ())}
+        pieces = [b""] * (1 + max([*vocabulary.values(), *added]))
+        for token, token_id in vocabulary.items():
+            pieces[token_id] = _piece(token, alphabet)
+        for token_id, entry in added.items():
+            pieces[token_id] = _piece(entry["content"], alphabet)
+        return cls(tuple(pieces), {i: str(entry["content"]) for i, entry in added.items() if entry["special"]})
+
+    def of(self, token_id: int) -> bytes:
+        """Bytes of one token, markup included."""
+        return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
+
+
+def _piece(token: str, alphabet: dict[str, int]) -> bytes:
+    """A token's bytes; one with a character outside the alphabet is literal text, as ByteLevel decodes it."""
+    try:
+        return bytes([alphabet[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+class Detokeniser:
+    """Turns tokens into text piece by piece; a character is given out only when all its bytes are there.
+
+    The concatenated output is the one-shot decoding of the same ids, however they are cut. `shown` are the special
+    ids whose spelling is text for the next stage (the reasoning and tool markers); other special ids are silent.
+    """
+
+    __slots__ = ("_decoder", "_hidden", "_tokens")
+
+    def __init__(self, tokens: TokenBytes, shown: Collection[int] = ()) -> None:
+        self._tokens = tokens
+        self._hidden = tokens.special.keys() - set(shown)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Text that became complete with these tokens."""
+        of, hidden = self._tokens.of, self._hidden
+        return self._decoder.decode(b"".join([of(i) for i in token_ids if i not in hidden]))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for a character the model never completed."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopMatcher:
+    """Cuts a text at the first stop string and never lets a part of one out before it is ruled out.
+
+    The match that ends first wins, the longest of those that end together; the text before it is what remains. The
+    result does not depend on how the text is cut into pieces.
+    """
+
+    __slots__ = ("_held", "_stops", "emitted", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self._stops = tuple(stops)
+        self._held = ""
+        self.emitted = 0  # characters given out so far
+        self.matched: str | None = None  # the stop string found
+
+    @property
+    def held(self) -> int:
+        """Characters kept back because they may begin a stop string."""
+        return len(self._held)
+
+    def push(self, text: str) -> str:
+        """What may be shown now; after a match everything later is dropped."""
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            self.emitted += len(text)
+            return text
+        text = self._held + text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, start, self.matched = min(found)
+            return self._emit(text, start)
+        return self._emit(text, len(text) - max(_prefix_at_end(text, stop) for stop in self._stops))
+
+    def finish(self) -> str:
+        """The answer ended: what was held back was no stop string."""
+        return self._emit(self._held, len(self._held))
+
+    def _emit(self, text: str, end: int) -> str:
+        self._held = "" if self.matched is not None else text[end:]
+        self.emitted += end
+        return text[:end]
+
+
+def _prefix_at_end(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,20 @@
+"""What a balancer's refusal means to a client, and when it is a reason to wait instead."""
+
+from shoal.balancers.config import DEADLINE, NO_GROUP, ROOM, TOO_LONG
+from shoal.balancers.reports import Full
+from shoal.cluster.core.messages import Failure
+
+RETRY_AFTER_LEAST_US = 1_000_000  # Retry-After counts whole seconds
+
+
+def may_wait(full: Full, was_failed: bool) -> bool:
+    """Room comes as answers end; a fresh request finds other servers faster, one that we failed waits for ours."""
+    return full.code not in (TOO_LONG, DEADLINE) and (full.code == ROOM or was_failed)
+
+
+def failure(full: Full) -> Failure:
+    """The refusal as an API error: 400 never fits, 503 nobody could serve it in time, 429 overload."""
+    if full.code == TOO_LONG:
+        return Failure(400, TOO_LONG, full.reason, "max_tokens")
+    status = 503 if full.code in (NO_GROUP, DEADLINE) else 429
+    return Failure(status, full.code, full.reason, None, max(full.retry_after_us, RETRY_AFTER_LEAST_US))

@@ -1,0 +1,354 @@
+"""What one engine actor consists of, wired: model, steps, hand-off sides, store client, letters, reports."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayError
+from shoal.balancers.reports import DecodeReport, GroupRef, PrefillReport
+from shoal.cluster.core.handoff import Ended, Group, Ticket, TicketState
+from shoal.cluster.core.messages import (
+    Admitted,
+    EmbeddingLost,
+    Event,
+    FetchFailed,
+    HandoffFailed,
+    Known,
+    PrefillStarted,
+    Saved,
+)
+from shoal.cluster.core.names import split_engine_id
+from shoal.cluster.core.target_ledger import Ask
+from shoal.cluster.live.clock import now_us
+from shoal.cluster.live.directory import Directory
+from shoal.cluster.live.handoff_bytes import HandoffBytes
+from shoal.cluster.live.handoff_source import HandoffSource, SourcePorts
+from shoal.cluster.live.handoff_target import HandoffTarget, TargetPorts
+from shoal.cluster.live.images_in import image_rows
+from shoal.cluster.live.loader import Loaded, Loader
+from shoal.cluster.live.names import COMPLETION, DECODE_BALANCER, PREFILL_BALANCER, PROMPT, role_of
+from shoal.cluster.live.outbox import Letter, Outbox
+from shoal.cluster.live.prefix import Prefix
+from shoal.cluster.live.rates import Rate
+from shoal.cluster.live.saver import Saver
+from shoal.cluster.live.sequences import Sequences
+from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.step_loop import StepLoop
+from shoal.cluster.live.store_ports import store_client
+from shoal.cluster.live.submission import Origin, Submission, TicketOffer
+from shoal.cluster.live.tasks import Tasks
+from shoal.cluster.live.transfer import NixlTransfer
+from shoal.cluster.transfer import Transfer
+from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokenEvent, TokenState
+from shoal.engines.run.engine import Engine
+from shoal.engines.run.load import build_engine, implementations, load_model
+from shoal.engines.run.memory import DeviceMemory
+from shoal.engines.run.output import StepOutput
+
+log = logging.getLogger(__name__)
+
+BROKEN_EXIT = 71
+
+
+class EngineParts:
+    """One open engine. Owned by the actor's asyncio loop; the engine itself is touched only in the step loop."""
+
+    def __init__(self, spec: ClusterSpec, group: GroupRef, directory: Directory, built: "Built") -> None:
+        self._spec, self._group, self._directory = spec, group, directory
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks()
+        self._seq = 0
+        self._rate = Rate()
+        self.implementations = built.implementations
+        self.outbox = Outbox()
+        self.sequences = Sequences(group, self.outbox)
+        self.steps = StepLoop(built.engine, self._on_output)
+        self._transfer = built.transfer
+        self.metadata = built.transfer.metadata() if built.transfer else b""
+        self._layout = layout = HandoffBytes(
+            built.memory.block_layout, built.memory.slot_layout, dict(built.memory.buffers())
+        )
+        self.source = self._make_source(layout) if role_of(group) == PROMPT else None
+        self.target = self._make_target(layout) if role_of(group) == COMPLETION else None
+        self._grain_tokens = spec.cluster.model.block_tokens
+        self._saver: Saver | None = None
+        self._loader: Loader | None = None
+        if spec.cluster.store is not None:
+            client, missing = store_client(spec, directory, owner=str(group))
+            self._saver = Saver(client, missing, self._on_saved)
+            self._loader = Loader(client, self.steps, self._grain_tokens)
+
+    # ------------------------------------------------------------ requests
+
+    async def submit(self, submission: Submission) -> str:
+        """Take a sequence: its ticket first, then the queue, then what it waits for."""
+        request, origin = submission.request, submission.origin
+        sequence = request.request_id
+        if sequence in self.sequences:
+            return ""
+        if (offer := submission.offer) is not None:
+            assert self.source is not None, f"{self._group} got a ticket but hands nothing off"
+            if reason := self.source.accept(sequence, offer.ticket, offer.metadata):
+                return reason
+        self.sequences.expect(sequence, origin)
+        self.sequences.begin(sequence, self._prefix(request, origin), request.hit_tokens)
+        answer = await self.steps.call(lambda engine: engine.submit(request, now_us()))
+        if isinstance(answer, Rejected):
+            if self.source is not None:
+                self.source.abort(sequence, answer.reason)
+            self.sequences.forget(sequence)
+            return answer.reason
+        for image in submission.images:
+            self._tasks.spawn(self._image_in(sequence, origin, image))
+        if request.hit_tokens:
+            self._tasks.spawn(self._load(request, origin))
+        else:
+            self.letter(origin, PrefillStarted(origin.attempt, self._group))
+        return ""
+
+    async def reserve(
+        self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
+    ) -> TicketOffer | NoRoom | Rejected:
+        """Memory for a sequence to be handed off to this engine, as a ticket; asked again, the same ticket."""
+        assert self.target is not None, f"{self._group} takes no hand-offs: it is a {role_of(self._group)} group"
+        expected = self._layout.expected(tokens)
+        peer = Group(source.name, source.epoch)
+        ask = Ask(origin.request_id, origin.attempt, peer, expected, deadline_us)
+        ticket = await self.target.reserve(ask, sequence, tokens)
+        if isinstance(ticket, NoRoom | Rejected):
+            return ticket
+        self.sequences.expect(sequence, origin)
+        return TicketOffer(ticket, self.metadata)
+
+    async def abort(self, sequence: str, reason: str) -> None:
+        """End a sequence wherever it is: hand-off, load, scheduler."""
+        request_id, attempt = split_engine_id(sequence)
+        if self.source is not None:
+            self.source.abort(sequence, reason)
+        held = self.target is not None and self.target.abort(request_id, attempt, reason)
+        if self._loader is not None:
+            self._loader.cancel(sequence)
+        if not held:
+            await self.steps.call(lambda engine: (engine.abort(sequence), engine.release(sequence)))
+        self.sequences.forget(sequence)
+
+    async def _load(self, request: EngineRequest, origin: Origin) -> None:
+        sequence = request.request_id
+        prefix = self.sequences.prefix(sequence)
+        assert self._loader is not None, "a hit was promised by a cluster without a store"
+        assert prefix is not None, f"{sequence} has no chain keys"
+        loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
+        if sequence not in self.sequences:
+            return
+        if not isinstance(loaded, Loaded):
+            self.letter(origin, FetchFailed(origin.attempt, self._group, loaded.reason))
+            await self.abort(sequence, f"hit not loaded: {loaded.reason}")
+            return
+        if self.source is not None:
+            self.source.blocks_ready(sequence, 0, loaded.target.blocks)
+        started = PrefillStarted(origin.attempt, self._group, loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us)
+        self.letter(origin, started)
+
+    async def _image_in(self, sequence: str, origin: Origin, image: Any) -> None:
+        rows = await image_rows(image, origin, self._group)
+        if isinstance(rows, EmbeddingLost):
+            self.letter(origin, rows)
+            await self.abort(sequence, "an embedding is lost")
+            return
+        await self.steps.call(lambda engine: engine.image_ready(sequence, image.digest, rows))
+
+    def _prefix(self, request: EngineRequest, origin: Origin) -> Prefix | None:
+        if self._spec.cluster.store is None:
+            return None
+        return Prefix(self._spec.namespace(origin.salt), request.token_ids, request.images, self._grain_tokens)
+
+    # ------------------------------------------------------------ letters
+
+    def letter(self, origin: Origin, event: Event) -> None:
+        """Post one event to the request's entrypoint."""
+        self.outbox.post(origin.entrypoint, (origin.request_id, event))
+
+    async def poll(self, entrypoint: str, after: int, wait_s: float) -> tuple[int, list[Letter]]:
+        """Letters, or after a quiet `wait_s` one word about each sequence that is still here."""
+        number, letters = await self.outbox.poll(entrypoint, after, wait_s)
+        if letters:
+            return number, letters
+        origins = [self.sequences.origin(name) for name in self.sequences.of(entrypoint)]
+        return number, [(o.request_id, Known(o.attempt, self._group)) for o in origins if o is not None]
+
+    def _on_output(self, output: StepOutput) -> None:
+        """What one step produced, on the asyncio loop."""
+        self._rate.add(output.rows)
+        if self._saver is not None and (output.grains or output.anchors):
+            self._saver.save(self.sequences.objects(output))
+        if self.source is not None:
+            for chunk in output.chunks:
+                self.source.blocks_ready(chunk.request_id, chunk.first_block, chunk.blocks)
+            for prompt in output.prompts:
+                self.source.prompt_ready(prompt.request_id, prompt)
+        ended = self.sequences.post_step(output)
+        for sequence in ended:
+            if self.source is not None:
+                self.source.abort(sequence, "ended before its hand-off")
+
+    def _on_saved(self, origin: Origin, grains: int, anchors: int) -> None:
+        saved = Saved(origin.attempt, self._group, grains, anchors)
+        self._loop.call_soon_threadsafe(self.letter, origin, saved)
+
+    # ------------------------------------------------------------ hand-off
+
+    def _make_source(self, layout: HandoffBytes) -> HandoffSource:
+        settings = self._spec.cluster.transfer
+        assert self._transfer is not None
+        assert settings is not None
+        ports = SourcePorts(self._transfer, self._send, self._release, self._ticket_ended, self._on_broken)
+        return HandoffSource(Group(self._group.name, self._group.epoch), layout, ports, settings.checksum)
+
+    def _make_target(self, layout: HandoffBytes) -> HandoffTarget:
+        settings = self._spec.cluster.transfer
+        assert self._transfer is not None
+        assert settings is not None
+        ports = TargetPorts(
+            transfer=self._transfer,
+            send=self._send,
+            reserve=lambda sequence, tokens: self.steps.call(lambda e: e.reserve(sequence, tokens, now_us())),
+            cancel=lambda reservation: self.steps.post(lambda e: e.cancel(reservation)),
+            admit=lambda reservation, state: self.steps.call(lambda e: e.admit(reservation, state, now_us())),
+            admitted=self._on_admitted,
+            ended=self._ticket_ended,
+        )
+        group = Group(self._group.name, self._group.epoch)
+        return HandoffTarget(group, layout, ports, settings.lease_us, settings.checksum)
+
+    def _send(self, to: Group, message: object) -> None:
+        """At most once: a lost message is repeated by the ledgers."""
+        if (handle := self._directory.handle(GroupRef(to.name, to.epoch))) is not None:
+            handle.peer.remote(message)
+
+    def _release(self, ticket: Ticket) -> None:
+        sequence = f"{ticket.request_id}/{ticket.attempt}"
+        self.steps.post(lambda engine: (engine.abort(sequence), engine.release(sequence)))
+        self.sequences.forget(sequence)
+
+    def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
+        """The sequence is ours: say so, and repeat its outputs, so that nothing depends on the source's letters."""
+        sequence = state.request.request_id
+        if (origin := self.sequences.origin(sequence)) is None:
+            return
+        self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
+        moved = sum(kind.byte_count for kind in ticket.expected)
+        self.letter(origin, Admitted(origin.attempt, self._group, moved, handoff_us))
+        start = state.request.prompt_len
+        outputs = (TokenEvent(sequence, i, t) for i, t in enumerate(state.token_ids[start:]))
+        if state.request.sampling.logprobs is None:
+            self.sequences.post_tokens(sequence, tuple(outputs))
+
+    def _ticket_ended(self, ended: Ended) -> None:
+        if ended.state is TicketState.RELEASED:
+            return
+        sequence = f"{ended.ticket.request_id}/{ended.ticket.attempt}"
+        if (origin := self.sequences.origin(sequence)) is not None:
+            reason = f"{ended.state}: {ended.reason}"
+            self.letter(origin, HandoffFailed(origin.attempt, self._group, reason))
+            self.sequences.forget(sequence)
+
+    def _on_broken(self, target: Group) -> None:
+        self._tasks.spawn(self._end_if_alive(target))
+
+    async def _end_if_alive(self, target: Group) -> None:
+        """A broken connection to a peer that lives cannot be trusted again within this epoch: start a new one."""
+        await asyncio.sleep(self._spec.membership.lost_after_us / 1e6)
+        if self._directory.handle(GroupRef(target.name, target.epoch)) is not None:
+            log.critical(
+                "connection to %s broke and it lives on: this engine ends, to come back in a new epoch", target
+            )
+            os._exit(BROKEN_EXIT)
+
+    def open_tickets(self) -> int:
+        """Tickets of either side that have not ended."""
+        return sum(side.open_tickets() for side in (self.source, self.target) if side is not None)
+
+    def wake(self) -> None:
+        """Let time pass for tickets."""
+        for side in (self.source, self.target):
+            if side is not None:
+                side.wake()
+
+    def heartbeat(self) -> None:
+        """Renew leases."""
+        for side in (self.source, self.target):
+            if side is not None:
+                side.heartbeat()
+
+    # ------------------------------------------------------------ facts
+
+    async def report(self, directory: Directory) -> None:
+        """Send this engine's load to its balancer."""
+        is_decode = role_of(self._group) == COMPLETION
+        balancer = directory.only(DECODE_BALANCER if is_decode else PREFILL_BALANCER)
+        if balancer is None:
+            return
+        capacity = await self.steps.call(lambda engine: engine.capacity())
+        self._seq += 1
+        known = self.sequences.take_fresh()
+        report: DecodeReport | PrefillReport
+        if is_decode:
+            config = self._spec.engine(COMPLETION)
+            report = DecodeReport(
+                group=self._group, seq=self._seq,
+                blocks_free=capacity.blocks_free, blocks_total=capacity.blocks_count,
+                slots_free=capacity.slots_free, sequences=capacity.running, sequences_max=config.sequences_max,
+                known=known,
+            )  # fmt: skip
+        else:
+            report = PrefillReport(
+                group=self._group, seq=self._seq, waiting_tokens=capacity.uncached_tokens,
+                waiting_requests=capacity.waiting, tokens_per_s=self._rate.per_s(), known=known,
+            )  # fmt: skip
+        try:
+            await asyncio.wait_for(balancer.report.remote(report), timeout=1.0)
+        except (RayError, TimeoutError):
+            log.debug("balancer did not take report %d", self._seq)
+
+    def is_saved(self) -> bool:
+        """Whether nothing waits to be written to the store."""
+        return self._saver is None or self._saver.is_idle
+
+    def counters(self) -> Mapping[str, int]:
+        """Counts since the start, for metrics."""
+        saver = self._saver
+        return {"grains_dropped": saver.dropped if saver else 0, "saves_failed": saver.failed if saver else 0}
+
+
+class Built:
+    """A loaded engine and what a transfer library registered for it."""
+
+    def __init__(self, engine: Engine, memory: DeviceMemory, transfer: Transfer | None, ops: Mapping[str, str]) -> None:
+        self.engine, self.memory, self.transfer, self.implementations = engine, memory, transfer, ops
+
+
+async def build_parts(spec: ClusterSpec, group: GroupRef, directory: Directory) -> EngineParts:
+    """Load and wire one engine; the heavy part runs in a thread, so that the actor still answers pings."""
+    built = await asyncio.get_running_loop().run_in_executor(None, _build, spec, group)
+    return EngineParts(spec, group, directory, built)
+
+
+def _build(spec: ClusterSpec, group: GroupRef) -> Built:
+    model = load_model(Path(spec.model_dir))
+    saves = spec.cluster.store is not None
+    engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=saves)
+    transfer: Transfer | None = None
+    if not spec.cluster.is_normal:
+        transfer = NixlTransfer(Group(group.name, group.epoch).agent)
+        for name, buffer in memory.buffers().items():
+            transfer.register(name, buffer)
+    return Built(engine, memory, transfer, implementations(model))
+
+
+def _at(state: TokenState) -> EngineRequest:
+    """The request as far as its computed tokens go, for chain keys."""
+    return replace(state.request, token_ids=state.token_ids[: state.cached])

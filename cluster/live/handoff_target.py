@@ -1,0 +1,159 @@
+"""The COMPLETION side of hand-offs: reserves before anybody writes, verifies what landed, admits, quarantines.
+
+Owned by the engine's asyncio loop; checksums run in one worker thread, memory changes hands in the step loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.cluster.core.handoff import (
+    Ended,
+    Group,
+    Refused,
+    Send,
+    StateArrived,
+    Ticket,
+    TicketId,
+    ToTarget,
+    decode_written,
+)
+from shoal.cluster.core.target_ledger import Admit, Ask, FreeReservation, TargetEffect, TargetLedger, Verify
+from shoal.cluster.live.clock import now_us
+from shoal.cluster.live.handoff_bytes import HandoffBytes, digest_of
+from shoal.cluster.transfer import Transfer
+from shoal.engines.core.plan import Accepted, Reservation
+from shoal.engines.core.request import NoRoom, Rejected, TokenState
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.001  # while a ticket is open: notifications and incoming writes progress only when somebody polls
+IDLE_POLL_S = 0.02
+RESEND_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPorts:
+    """What the target side asks of its engine.
+
+    `reserve`, `cancel` and `admit` run in the step loop. `admitted(ticket, state, handoff_us)` and `ended` tell the
+    request's entrypoint; `handoff_us` is how long the sequence waited after its prompt was done.
+    """
+
+    transfer: Transfer
+    send: Callable[[Group, object], None]
+    reserve: Callable[[str, int], Awaitable[Reservation | NoRoom | Rejected]]
+    cancel: Callable[[Reservation], None]
+    admit: Callable[[Reservation, TokenState], Awaitable[Accepted | Rejected]]
+    admitted: Callable[[Ticket, TokenState, int], None]
+    ended: Callable[[Ended], None]
+
+
+class HandoffTarget:
+    """All incoming tickets of one COMPLETION engine."""
+
+    def __init__(self, group: Group, layout: HandoffBytes, ports: TargetPorts, lease_us: int, checksum: bool) -> None:
+        self._ledger = TargetLedger(group, lease_us, RESEND_US)
+        self._layout = layout
+        self._ports = ports
+        self._checksum = checksum
+        self._reservations: dict[TicketId, Reservation] = {}
+        self._state_us: dict[TicketId, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
+
+    async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected:
+        """Memory for a prompt of `tokens` tokens and its first output, as a ticket; asked again, the same ticket."""
+        if (known := self._ledger.find(ask.request_id, ask.attempt)) is not None:
+            return known
+        reservation = await self._ports.reserve(sequence, tokens + 1)
+        if not isinstance(reservation, Reservation):
+            return reservation
+        ticket = self._ledger.open(ask, reservation.blocks, reservation.slot, now_us())
+        if isinstance(ticket, Refused):
+            self._ports.cancel(reservation)
+            return Rejected(sequence, ticket.reason)
+        self._reservations[ticket.ticket_id] = reservation
+        return ticket
+
+    def receive(self, message: ToTarget) -> None:
+        """A message of a source."""
+        if isinstance(message, StateArrived):
+            self._state_us.setdefault(message.ticket_id, now_us())
+        self._perform(self._ledger.receive(message, now_us()))
+
+    def abort(self, request_id: str, attempt: int, reason: str) -> bool:
+        """End an attempt's open ticket; False if it has none (then the scheduler may know the sequence)."""
+        ticket = self._ledger.find(request_id, attempt)
+        if ticket is None:
+            return False
+        self._perform(self._ledger.abort(ticket.ticket_id, reason, now_us()))
+        return True
+
+    def source_lost(self, source: Group) -> None:
+        """A PROMPT group's life is over."""
+        self._ports.transfer.remove_peer(source.agent)
+        self._perform(self._ledger.source_lost(source, now_us()))
+
+    def wake(self) -> None:
+        """Expire what is over; call a few times a second."""
+        self._perform(self._ledger.wake(now_us()))
+
+    def heartbeat(self) -> None:
+        """Renew leases; call every third of a lease."""
+        for renewal in self._ledger.heartbeats():
+            self._ports.send(renewal.to, renewal.message)
+
+    def open_tickets(self) -> int:
+        """Open and quarantined tickets."""
+        return len(self._ledger.tickets())
+
+    async def poll_forever(self) -> None:
+        """Take notifications as they arrive."""
+        while True:
+            for note in self._ports.transfer.poll():
+                message = decode_written(note.message)
+                if isinstance(message, Refused):
+                    log.error("notification from %s refused: %s", note.peer, message.reason)
+                    continue
+                self._perform(self._ledger.receive(message, now_us()))
+            await asyncio.sleep(POLL_S if self._reservations else IDLE_POLL_S)
+
+    def _perform(self, effects: tuple[TargetEffect, ...]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(to, message):
+                    self._ports.send(to, message)
+                case Verify(ticket):
+                    self._spawn(self._verify(ticket))
+                case Admit(ticket, state):
+                    self._spawn(self._admit(ticket, state))
+                case FreeReservation(ticket):
+                    self._state_us.pop(ticket.ticket_id, None)
+                    if (reservation := self._reservations.pop(ticket.ticket_id, None)) is not None:
+                        self._ports.cancel(reservation)
+                case Ended():
+                    self._ports.ended(effect)
+
+    async def _verify(self, ticket: Ticket) -> None:
+        count = self._layout.blocks_for(self._reservations[ticket.ticket_id].tokens - 1)  # the output is not sent
+        parts = (*self._layout.block_parts(ticket.blocks[:count]), *self._layout.slot_parts(ticket.slot))
+        sums = await asyncio.get_running_loop().run_in_executor(self._worker, digest_of, parts, self._checksum)
+        self._perform(self._ledger.verified(ticket.ticket_id, sums, now_us()))
+
+    async def _admit(self, ticket: Ticket, state: TokenState) -> None:
+        reservation = self._reservations.pop(ticket.ticket_id)
+        answer = await self._ports.admit(reservation, state)
+        waited_us = now_us() - self._state_us.pop(ticket.ticket_id, now_us())
+        if isinstance(answer, Rejected):
+            log.error("%s verified but not admitted: %s", ticket.ticket_id, answer.reason)
+            return
+        self._ports.admitted(ticket, state, waited_us)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

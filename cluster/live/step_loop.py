@@ -1,0 +1,95 @@
+"""One thread runs an engine's steps; whatever else touches the engine runs there too, between two steps."""
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from shoal.cluster.live.clock import now_us
+from shoal.engines.run.engine import Engine
+from shoal.engines.run.output import StepOutput
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+IDLE_S = 0.5  # how long an idle loop sleeps when nobody calls; a call wakes it at once
+
+
+class StepLoop:
+    """Steps while there is work, sleeps while there is none.
+
+    `on_output` is called on the asyncio loop, in order, for each step that produced something. A step that raises has
+    broken an invariant: memory can no longer be trusted, so the process ends and the cluster re-routes its requests.
+    """
+
+    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None]) -> None:
+        self._engine = engine
+        self._on_output = on_output
+        self._loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
+
+    def start(self) -> None:
+        """Begin stepping."""
+        self._thread.start()
+
+    async def call(self, work: Callable[[Engine], T]) -> T:
+        """Run `work` on the engine between two steps and return its result; its exceptions come back here."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                result = work(self._engine)
+            except Exception as error:  # handed to the caller, who knows what it means
+                self._loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                self._loop.call_soon_threadsafe(_succeed, future, result)
+
+        self._calls.put(run)
+        return await future
+
+    def post(self, work: Callable[[Engine], Any]) -> None:
+        """Run `work` on the engine between two steps; a failure there is a broken invariant."""
+        self._calls.put(lambda: work(self._engine))
+
+    def stop(self) -> None:
+        """End the thread after the current step."""
+        self._stopping = True
+        self._calls.put(lambda: None)
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._serve_calls(block=not self._engine.has_work)
+                if not self._engine.has_work:
+                    continue
+                output = self._engine.step(now_us())
+                if output:
+                    self._loop.call_soon_threadsafe(self._on_output, output)
+        except BaseException:
+            log.critical("step loop broke; this engine ends", exc_info=True)
+            logging.shutdown()
+            os._exit(70)
+
+    def _serve_calls(self, block: bool) -> None:
+        try:
+            self._calls.get(block=block, timeout=IDLE_S)()
+            while True:
+                self._calls.get_nowait()()
+        except queue.Empty:
+            return
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,229 @@
+"""Resolve a manifest with facts about model and machine into a ResolvedCluster, which holds no "auto"."""
+
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+
+import yaml
+from msgspec import Struct
+from shoal.balancers.config import DecodeConfig, EncodeConfig, PrefillConfig
+from shoal.cluster.core.membership import MembershipConfig
+from shoal.cluster.core.policy import RequestPolicy
+from shoal.cluster.errors import ManifestError
+from shoal.cluster.facts import Facts, ModelFacts
+from shoal.cluster.manifest_types import Decode, Manifest, Normal, Prefill, Transfer
+from shoal.cluster.resolve_rules import problems_with_facts
+from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
+from shoal.engines.core.layout import blocks_needed, slots_count
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """One group to run: member name `<role>/<index>` in membership, with its engine's configuration."""
+
+    name: str
+    role: str
+    engine: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """One vision encoder."""
+
+    name: str
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSpec:
+    """Hand-off between groups; None in a NORMAL deployment."""
+
+    backend: str
+    checksum: bool
+    lease_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """The store's shape. `directory` holds `node-<n>/device-<d>`; "" is under the run directory."""
+
+    nodes: int
+    devices_per_node: int
+    data: int
+    parity: int
+    ask: int
+    capacity_bytes: int
+    ttl_us: tuple[tuple[str, int], ...]
+    host_cache_bytes: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSpec:
+    """Where clients connect; `keys_file` None: no keys asked for."""
+
+    host: str
+    port: int
+    keys_file: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCluster:
+    """A cluster with every number decided: what the shells build from, and what is printed and kept with results."""
+
+    name: str
+    model_path: str
+    model: ModelFacts
+    max_model_len: int
+    device: str
+    determinism: str
+    groups: tuple[GroupSpec, ...]
+    encoders: tuple[EncoderSpec, ...]
+    entrypoints: int
+    prefill_balancer: PrefillConfig
+    decode_balancer: DecodeConfig
+    encode_balancer: EncodeConfig
+    transfer: TransferSpec | None
+    store: StoreSpec | None
+    api: ApiSpec
+    policy: RequestPolicy
+    membership: MembershipConfig
+    heartbeat_us: int
+
+    @property
+    def is_normal(self) -> bool:
+        """One engine prefills and decodes; there is no hand-off."""
+        return self.policy.normal
+
+    def to_yaml(self) -> str:
+        """The whole as YAML text: printed at start, kept with every result."""
+        return yaml.safe_dump(_plain(asdict(self)), sort_keys=False, allow_unicode=True)
+
+
+def resolve(manifest: Manifest, facts: Facts, file: str) -> ResolvedCluster:
+    """The cluster that `manifest` asks for, given the facts. Raises ManifestError for what the facts do not allow."""
+    if found := problems_with_facts(manifest, facts):
+        raise ManifestError(file, found)
+    normal = manifest.normal is not None
+    keep = _truncation(manifest, facts).keep if manifest.store is not None else 0
+    entry, balancers = manifest.entrypoint, manifest.balancers
+    return ResolvedCluster(
+        name=manifest.name,
+        model_path=manifest.model.path,
+        model=facts.model,
+        max_model_len=manifest.model.max_model_len,
+        device=manifest.device,
+        determinism=manifest.determinism,
+        groups=_groups(manifest, facts),
+        encoders=tuple(
+            EncoderSpec(f"encoder/{i}", int(manifest.encoders.cache)) for i in range(manifest.encoders.replicas)
+        ),
+        entrypoints=entry.replicas,
+        prefill_balancer=PrefillConfig(
+            **_weights(balancers.prefill), grain_tokens=facts.model.block_tokens, queue_max=balancers.queue_max
+        ),
+        decode_balancer=DecodeConfig(**_weights(balancers.decode), block_tokens=facts.model.block_tokens),
+        encode_balancer=EncodeConfig(**_weights(balancers.encode), queue_max=balancers.queue_max),
+        transfer=None if normal else _transfer(manifest),
+        store=_store(manifest),
+        api=_api(manifest),
+        policy=RequestPolicy(
+            normal=normal,
+            keep=keep,
+            grain_tokens=facts.model.block_tokens,
+            wait_us=int(entry.wait),
+            attempts_max=entry.attempts_max,
+            deadline_us=int(entry.deadline),
+        ),
+        membership=_membership(manifest),
+        heartbeat_us=int(manifest.controller.heartbeat),
+    )
+
+
+def _weights(section: Struct) -> dict[str, float]:
+    return {name: getattr(section, name) for name in section.__struct_fields__}
+
+
+def _truncation(manifest: Manifest, facts: Facts) -> Truncation:
+    """Every engine of a cluster truncates alike, or a re-routed request would not compute the same."""
+    section = manifest.normal or manifest.prefill
+    assert section is not None, "a manifest without normal has prefill"
+    keep = section.truncation.keep
+    auto = facts.model.window + facts.model.backtracking
+    return Truncation(TruncationMode(section.truncation.mode), auto if keep == "auto" else keep)
+
+
+def _groups(manifest: Manifest, facts: Facts) -> tuple[GroupSpec, ...]:
+    specs = []
+    for name, role, section in (
+        ("prefill", Role.PROMPT, manifest.prefill),
+        ("decode", Role.COMPLETION, manifest.decode),
+        ("normal", Role.NORMAL, manifest.normal),
+    ):
+        if section is not None:
+            engine = _engine(role, section, manifest, facts)
+            specs += [GroupSpec(f"{name}/{index}", name, engine) for index in range(section.groups)]
+    return tuple(specs)
+
+
+def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, facts: Facts) -> EngineConfig:
+    model_len, block_tokens = manifest.model.max_model_len, facts.model.block_tokens
+    each = blocks_needed(model_len, block_tokens)
+    blocks = 1 + section.sequences_max * each if section.blocks == "auto" else section.blocks
+    slots = max(section.sequences_max + 1, slots_count(section.sequences_max))
+    return EngineConfig(
+        role=role,
+        max_model_len=model_len,
+        step_tokens_max=section.sequences_max if isinstance(section, Decode) else section.step_tokens_max,
+        sequences_max=section.sequences_max,
+        truncation=_truncation(manifest, facts),
+        cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
+    )
+
+
+def _transfer(manifest: Manifest) -> TransferSpec:
+    asked = manifest.transfer or Transfer()
+    return TransferSpec(asked.backend, asked.checksum, int(asked.lease))
+
+
+def _store(manifest: Manifest) -> StoreSpec | None:
+    asked = manifest.store
+    if asked is None:
+        return None
+    return StoreSpec(
+        nodes=asked.nodes,
+        devices_per_node=asked.devices_per_node,
+        data=asked.code.data,
+        parity=asked.code.parity,
+        ask=asked.code.ask,
+        capacity_bytes=int(asked.capacity),
+        ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in ("agent", "chat", "default")),
+        host_cache_bytes=int(asked.host_cache),
+        directory="" if asked.directory == "auto" else asked.directory,
+    )
+
+
+def _api(manifest: Manifest) -> ApiSpec:
+    host, _, port = manifest.api.http.rpartition(":")
+    return ApiSpec(host, int(port), manifest.api.keys)
+
+
+def _membership(manifest: Manifest) -> MembershipConfig:
+    asked = manifest.controller
+    return replace(
+        MembershipConfig(),
+        lost_after_us=int(asked.lost_after),
+        start_timeout_us=int(asked.start_timeout),
+        drain_timeout_us=int(asked.drain_timeout),
+        backoff_us=int(asked.restart_backoff),
+        restarts_max=asked.restarts_max,
+        restarts_window_us=int(asked.restarts_window),
+    )
+
+
+def _plain(value: object) -> object:
+    """Only what YAML and JSON have words for."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,238 @@
+"""The step scheduler of one rank: submit work, cast a ballot, plan a step, commit its result."""
+
+from shoal.engines.config import EngineConfig, Role
+from shoal.engines.core.admission import Receiving, Swapping
+from shoal.engines.core.commit import commit_step
+from shoal.engines.core.decode import plan_decode
+from shoal.engines.core.ledger import Ledger
+from shoal.engines.core.plan import (
+    Accepted,
+    Ballot,
+    Event,
+    LoadTarget,
+    Plan,
+    Reservation,
+    StepKind,
+    StepResult,
+)
+from shoal.engines.core.prefill import plan_prefill, select, wants_prefill
+from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, TokenState
+from shoal.engines.core.rules import SchedulingRules, check_settings
+from shoal.engines.core.sequence import Phase, Sequence
+from shoal.engines.core.submit import objection
+from shoal.engines.core.vote import Point, point_of
+
+VERDICT_OF_ROLE = {Role.PROMPT: StepKind.PREFILL, Role.COMPLETION: StepKind.DECODE}
+
+
+class StepScheduler:
+    """ballot -> vote (shell: `vote.decide(ballots of all ranks)`) -> plan -> run (shell) -> commit.
+
+    Not thread safe: one task owns it. A plan must be committed before the next is made. Every request that was
+    accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and `release`.
+    Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
+    `has_work` must go on stepping.
+    """
+
+    def __init__(self, config: EngineConfig, eos_token_id: int, rules: SchedulingRules | None = None) -> None:
+        """Raises ValueError naming the setting, its value, the rule and the remedy."""
+        rules = SchedulingRules() if rules is None else rules
+        if config.role is Role.ENCODER:
+            raise ValueError("role = encoder has no sequences to schedule: use prompt, completion or normal")
+        check_settings(config, rules)
+        self.config = config
+        self.rules = rules
+        self.eos_token_id = eos_token_id
+        self._ledger = Ledger(config, rules)
+        self._swapping = Swapping(self._ledger)
+        self._receiving = Receiving(self._ledger)
+        self._open: Plan | None = None
+        self._steps = 0
+
+    # Work comes in, and goes before its time.
+
+    def submit(self, request: EngineRequest, now_us: int, images_pending: bool = False) -> Accepted | Rejected:
+        """Queue a prompt, or say why it can never be computed; nothing is kept of a rejected one.
+
+        With `images_pending` it waits for `set_schedulable`; with `hit_tokens` for `load_hit` and `hit_loaded`.
+        """
+        if self.config.role is Role.COMPLETION:
+            raise ValueError(f"{request.request_id} submitted to a completion engine: reserve and admit instead")
+        sequence = Sequence(request, is_waiting_for_images=images_pending)
+        reason = objection(self._ledger, sequence)
+        if reason:
+            return Rejected(request.request_id, reason)
+        self._ledger.sequences[request.request_id] = sequence
+        self._ledger.waiting.append(sequence)
+        return Accepted(request.request_id)
+
+    def set_schedulable(self, request_id: str) -> bool:
+        """The images of a request are at hand. False if the request is not here (any more)."""
+        sequence = self._ledger.sequences.get(request_id)
+        if sequence is None:
+            return False
+        sequence.is_waiting_for_images = False
+        return True
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is: waiting, loading, arrived, running, in the open plan, or only reserved.
+
+        Its memory is freed by the next plan or its commit; whoever still writes into it must have stopped before
+        (a load, a hand-off). False if there is nothing to end: unknown, ended, or prefilled and waiting for `release`.
+        """
+        reservation = self._ledger.reservations.get(request_id)
+        if reservation is not None:
+            return self.cancel(reservation)
+        return self._end(request_id, FinishReason.ABORT, "")
+
+    def fail(self, request_id: str, detail: str) -> bool:
+        """As `abort`, for a request that cannot go on: an image or a grammar failed. Reported as ERROR."""
+        return self._end(request_id, FinishReason.ERROR, detail)
+
+    def set_constrained(self, request_id: str) -> bool:
+        """A grammar constrains the output, and its state cannot be recomputed. False if the request is not here."""
+        sequence = self._ledger.sequences.get(request_id)
+        if sequence is None:
+            return False
+        sequence.is_constrained = True
+        return True
+
+    # A prefix hit is swapped in.
+
+    def loads_wanted(self) -> tuple[str, ...]:
+        """Requests with a hit that own no memory yet, in queue order: candidates for `load_hit`."""
+        return self._swapping.wanted()
+
+    def load_hit(self, request_id: str) -> LoadTarget | NoRoom | Rejected:
+        """Take blocks for the whole prompt and a slot, and say where the hit goes; the request waits meanwhile."""
+        return self._swapping.load(request_id)
+
+    def hit_loaded(self, request_id: str, tokens: int) -> bool:
+        """The first `tokens` tokens are in place (0: nothing came, compute from the start). False if it is gone.
+
+        Raises ValueError when `tokens` is not a multiple of the block or exceeds the hit asked for.
+        """
+        return self._swapping.loaded(request_id, tokens)
+
+    # A prompt is handed from one engine to another.
+
+    def reserve(self, request_id: str, tokens: int, now_us: int) -> Reservation | NoRoom | Rejected:
+        """COMPLETION: hold blocks for `tokens` tokens (prompt and first output) and a slot until admit or cancel."""
+        return self._receiving.reserve(request_id, tokens, now_us)
+
+    def admit(self, reservation: Reservation, state: TokenState, now_us: int) -> Accepted | Rejected:
+        """COMPLETION: the reserved memory is written; decode from `state`. Rejected if no longer reserved."""
+        return self._receiving.admit(reservation, state)
+
+    def cancel(self, reservation: Reservation) -> bool:
+        """COMPLETION: give reserved memory back. False if it was admitted or cancelled before."""
+        return self._receiving.cancel(reservation)
+
+    def release(self, request_id: str) -> bool:
+        """PROMPT: the hand-off ended, in whatever way; free the prompt's memory. False if it was released before."""
+        sequence = self._ledger.handoff.pop(request_id, None)
+        if sequence is None:
+            return False
+        self._ledger.give_back(sequence)
+        del self._ledger.sequences[request_id]
+        return True
+
+    # One step.
+
+    def ballot(self, now_us: int) -> Ballot:
+        """What this rank would like to do next; changes nothing."""
+        ledger, rules = self._ledger, self.rules
+        reason = wants_prefill(ledger)
+        is_idle = not ledger.running and not ledger.arrived
+        may_vote = point_of(ledger.decode_step, rules.all_interval, rules.any_interval) is not Point.NONE
+        asked = self.config.role is Role.NORMAL and not reason and (may_vote or (is_idle and rules.vote_when_idle))
+        return Ballot(
+            role=self.config.role,
+            decode_step=ledger.decode_step,
+            wants=not reason,
+            has_result=asked and not select(ledger).is_empty,
+            is_idle=is_idle,
+            all_interval=rules.all_interval,
+            any_interval=rules.any_interval,
+            vote_when_idle=rules.vote_when_idle,
+            reason=reason,
+        )
+
+    def plan(self, verdict: StepKind, now_us: int) -> Plan:
+        """Take memory for the next step and say what to compute. Raises ValueError for a verdict against the role."""
+        assert self._open is None, f"step {self._steps} is open: commit it before planning another"
+        if VERDICT_OF_ROLE.get(self.config.role, verdict) is not verdict:
+            raise ValueError(f"a {self.config.role} engine cannot plan a {verdict} step")
+        self._steps += 1
+        if verdict is StepKind.PREFILL:
+            self._ledger.decode_step = 0
+            prefill = plan_prefill(self._ledger)
+            self._open = Plan(
+                self._steps,
+                verdict,
+                tuple(prefill.items),
+                tuple(prefill.finished),
+                tuple(prefill.dropped),
+                reasons=tuple(prefill.reasons),
+            )
+        else:
+            self._ledger.decode_step += 1
+            decode = plan_decode(self._ledger)
+            self._open = Plan(
+                self._steps,
+                verdict,
+                tuple(decode.items),
+                tuple(decode.finished),
+                tuple(decode.dropped),
+                tuple(decode.preempted),
+            )
+        return self._open
+
+    def commit(self, plan: Plan, result: StepResult, now_us: int) -> tuple[Event, ...]:
+        """Apply the result of the open plan; afterwards its items are stale.
+
+        Raises ValueError, and changes nothing, if the result does not fit the plan.
+        """
+        assert plan is self._open, f"step {plan.step} is not the open one"
+        events = commit_step(self._ledger, plan, result, self.eos_token_id)
+        self._open = None
+        return tuple(events)
+
+    # What may be read.
+
+    @property
+    def decode_step(self) -> int:
+        """Decode steps since the last prefill step; equal on all ranks of a group."""
+        return self._ledger.decode_step
+
+    @decode_step.setter
+    def decode_step(self, value: int) -> None:
+        self._ledger.decode_step = value
+
+    @property
+    def has_work(self) -> bool:
+        """Whether stepping can move or report anything: something waits, arrived, runs, or is not collected."""
+        return self.unfinished_count > 0
+
+    @property
+    def unfinished_count(self) -> int:
+        """Sequences waiting, arrived and running, finished ones that are not collected included."""
+        return len(self._ledger.waiting) + len(self._ledger.arrived) + len(self._ledger.running)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Pools and queues, to be read (reports, tests): nobody but this scheduler may write."""
+        return self._ledger
+
+    def check(self, held_blocks: tuple[int, ...] = ()) -> None:
+        """Assert that memory and sequences are conserved. O(blocks + sequences): for tests and idle times."""
+        plan = self._open
+        in_plan = () if plan is None else (*(i.request_id for i in plan.items), *(e.request_id for e in plan.finished))
+        self._ledger.check(frozenset(in_plan), held_blocks)
+
+    def _end(self, request_id: str, reason: FinishReason, detail: str) -> bool:
+        sequence = self._ledger.sequences.get(request_id)
+        if sequence is None or sequence.phase in (Phase.FINISHED, Phase.HANDOFF):
+            return False
+        sequence.finish(reason, detail)
+        return True

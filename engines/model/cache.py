@@ -1,0 +1,132 @@
+"""The bytes that hold sequences: paged blocks and state slots, seen as rows of the published formats."""
+
+from dataclasses import dataclass
+
+import torch
+from shoal.engines.core.layout import BlockLayout, CacheShape, Kind, SlotLayout, block_layout, slot_layout
+from shoal.engines.model import quant
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How rows of values become data and scale bytes and back (float32)."""
+
+    encode: quant.Quantise
+    decode: quant.Dequantise
+    scale_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """Row formats of window rings, main KV and index keys."""
+
+    window: RowFormat
+    main: RowFormat
+    index: RowFormat
+    is_exact: bool
+
+
+def cache_format(shape: CacheShape) -> CacheFormat:
+    """The published row formats, or float32 rows in the same structure for an exact shape."""
+    if shape.is_exact:
+        exact = RowFormat(_encode_exact, _decode_exact, 0)
+        return CacheFormat(exact, exact, exact, is_exact=True)
+    return CacheFormat(
+        window=RowFormat(quant.quantise_fp8, quant.dequantise_fp8, shape.head_dim // 32),
+        main=RowFormat(quant.quantise_fp4, quant.dequantise_fp4, shape.head_dim // 16),
+        index=RowFormat(quant.quantise_mxfp4, quant.dequantise_mxfp4, shape.index_dim // 32),
+        is_exact=False,
+    )
+
+
+class Caches:
+    """Blocks uint8 [N, block_bytes] and slots uint8 [M, slot_bytes] of one engine, owned by the caller.
+
+    Rows are read and written through views: the two tensors hold everything, so copying their bytes moves a sequence.
+    Id 0 of both is null: padded table entries point at block 0, and its content is never used.
+    """
+
+    def __init__(self, blocks: Tensor, slots: Tensor, shape: CacheShape) -> None:
+        self.blocks, self.slots, self.shape = blocks, slots, shape
+        self.block_layout: BlockLayout = block_layout(shape)
+        self.slot_layout: SlotLayout = slot_layout(shape)
+        self.format = cache_format(shape)
+        for name, tensor, row_bytes in (
+            ("blocks", blocks, self.block_layout.block_bytes),
+            ("slots", slots, self.slot_layout.slot_bytes),
+        ):
+            if tensor.dtype != torch.uint8 or tensor.dim() != 2 or tensor.shape[1] != row_bytes:
+                raise ValueError(
+                    f"Caches.{name} is {tensor.dtype} {tuple(tensor.shape)}; the layout needs uint8 [n, {row_bytes}]"
+                )
+
+    @classmethod
+    def allocate(cls, shape: CacheShape, blocks_count: int, slots_count: int, device: str = "cpu") -> "Caches":
+        """Zeroed caches for so many blocks and slots, null ones included."""
+        block_bytes, slot_bytes = block_layout(shape).block_bytes, slot_layout(shape).slot_bytes
+        return cls(
+            torch.zeros(blocks_count, block_bytes, dtype=torch.uint8, device=device),
+            torch.zeros(slots_count, slot_bytes, dtype=torch.uint8, device=device),
+            shape,
+        )
+
+    def read_window(self, layer: int, slots: Tensor, rows: Tensor) -> Tensor:
+        """Window rows float32 [..., D] of slot ids and ring rows, int64 of one shape after broadcasting."""
+        stored, fmt = self._ring(layer)[slots, rows], self.format.window
+        cut = stored.shape[-1] - fmt.scale_bytes
+        return fmt.decode(stored[..., :cut], stored[..., cut:])
+
+    def write_window(self, layer: int, slots: Tensor, rows: Tensor, stored: Tensor) -> None:
+        """Put encoded rows uint8 [n, row bytes] at slot ids and ring rows [n]."""
+        self._ring(layer)[slots, rows] = stored
+
+    def encode_window(self, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Window rows [T, D] as bytes uint8 [T, row bytes] and as they will read back, float32 [T, D]."""
+        data, scales = self.format.window.encode(kv)
+        return quant.join_rows(data, scales), self.format.window.decode(data, scales)
+
+    def read_entries(self, layer: int, kind: Kind, blocks: Tensor, rows: Tensor) -> Tensor:
+        """Main KV or index keys float32 [..., width] of block ids and rows inside a block."""
+        fmt = self.format.index if kind == "index" else self.format.main
+        data, scales = self._section(layer, kind)
+        return fmt.decode(data[blocks, rows], scales[blocks, rows])
+
+    def write_entries(self, layer: int, kind: Kind, blocks: Tensor, rows: Tensor, values: Tensor) -> None:
+        """Encode values [n, width] into block ids and rows [n]."""
+        fmt = self.format.index if kind == "index" else self.format.main
+        data, scales = self._section(layer, kind)
+        data[blocks, rows], scales[blocks, rows] = fmt.encode(values)
+
+    def accumulators(self, layer: int) -> Tensor:
+        """The compressor state of a layer, a float32 view [M, rows, 2, D] of (score, latent)."""
+        place = self.slot_layout.accumulator(layer)
+        stored = self.slots[:, place.offset : place.offset + place.bytes].view(torch.float32)
+        return stored.view(len(stored), place.rows, 2, self.shape.head_dim)
+
+    def _ring(self, layer: int) -> Tensor:
+        ring, layout = self.slot_layout.ring(layer), self.slot_layout
+        stored = self.slots[:, ring.offset : ring.offset + ring.bytes]
+        return stored.view(len(stored), layout.ring_tokens, layout.row_bytes)
+
+    def _section(self, layer: int, kind: Kind) -> tuple[Tensor, Tensor]:
+        section = self.block_layout.section(layer, kind)
+        stored = self.blocks[:, section.offset : section.offset + section.bytes]
+        scale_bytes = (self.format.index if kind == "index" else self.format.main).scale_bytes
+        data_bytes, count = section.row_bytes - scale_bytes, section.rows
+        if kind == "main":
+            rows = stored.view(len(stored), count, section.row_bytes)
+            return rows[..., :data_bytes], rows[..., data_bytes:]
+        # Index keys: all data rows of the block, then all their scale rows.
+        data, scales = stored[:, : count * data_bytes], stored[:, count * data_bytes :]
+        return data.view(len(data), count, data_bytes), scales.view(len(scales), count, scale_bytes)
+
+
+def _encode_exact(x: Tensor, /) -> tuple[Tensor, Tensor]:
+    data = x.to(torch.float32).contiguous().view(torch.uint8)
+    return data, data[..., :0]
+
+
+def _decode_exact(data: Tensor, scales: Tensor, /) -> Tensor:
+    assert scales.shape[-1] == 0, "exact rows have no scales"
+    return data.contiguous().view(torch.float32)

@@ -1,0 +1,37 @@
+"""The lightning indexer's scores: how much each query row wants each compressed entry.
+
+Source: published model.py (Indexer). bfloat16 modes round the product, the weighted product and the sum over heads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from shoal.engines.model.numerics import Numerics
+from shoal.engines.model.parameters import IndexerWeights
+from shoal.engines.model.rope import Phases, rotate
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class IndexQueries:
+    """Index queries [..., heads, index dim] as their MXFP4 rows read back, and head weights [..., heads]."""
+
+    queries: Tensor
+    weights: Tensor
+
+
+def index_queries(numerics: Numerics, latents: Tensor, x: Tensor, weights: IndexerWeights, by: Phases) -> IndexQueries:
+    """Index queries from attention's query latents [..., q rank], head weights from normed rows [..., H]."""
+    heads = weights.heads.weight.shape[0]
+    queries = numerics.linear(latents, weights.queries).unflatten(-1, (heads, -1))
+    queries = numerics.index_row(numerics.round(rotate(queries, by.unsqueeze(-2))))
+    scale = queries.shape[-1] ** -0.5 * heads**-0.5
+    return IndexQueries(queries, numerics.round(numerics.linear(x, weights.heads) * scale))
+
+
+def index_scores(numerics: Numerics, by: IndexQueries, keys: Tensor) -> Tensor:
+    """Scores [B, n, E] of queries [B, n, heads, d] for keys [B, E, d]; visibility is the caller's."""
+    rows, heads = by.queries.shape[1:3]
+    products = torch.bmm(by.queries.flatten(1, 2), keys.transpose(1, 2)).unflatten(1, (rows, heads))
+    weighted = numerics.round(products).relu_() * by.weights.unsqueeze(-1)
+    return numerics.round(numerics.round(weighted).sum(2))

@@ -1,0 +1,70 @@
+"""Shifted manifold-constrained hyper-connections: how a sublayer reads and writes the residual streams.
+
+A sublayer's input is collapsed with the `pre` of the sublayer before it; its own `post` and `comb` write the output.
+Source: published model.py (hc_split_sinkhorn, hc_pre, hc_post).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from shoal.engines.model.numerics import product
+from torch import Tensor
+
+RMS_EPS = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class HyperWeights:
+    """Mixing parameters of one sublayer: fn [(2 + m) * m, m * H], base [(2 + m) * m], scale [3], all wide."""
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Weights of one sublayer for T rows: pre [T, m] (for the next sublayer), post [T, m], comb [T, m in, m out]."""
+
+    pre: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+def first_pre(rows: int, streams: int, like: Tensor) -> Tensor:
+    """The `pre` before any sublayer, [rows, streams]: all weight on stream 0."""
+    pre = torch.zeros(rows, streams, dtype=like.dtype, device=like.device)
+    pre[:, 0] = 1
+    return pre
+
+
+def mix(streams: Tensor, weights: HyperWeights, iterations: int, eps: float) -> Mix:
+    """Mixing weights of streams [T, m, H]; `comb` is made doubly stochastic by Sinkhorn's iteration."""
+    count = streams.shape[1]
+    flat = streams.flatten(1)
+    mixes = product(flat, weights.fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + RMS_EPS)
+    pre, post, comb = mixes.split((count, count, count * count), dim=-1)
+    base_pre, base_post, base_comb = weights.base.split((count, count, count * count))
+    scale = weights.scale
+    comb = (comb * scale[2] + base_comb).unflatten(-1, (count, count))
+    comb = torch.softmax(comb, dim=-1) + eps
+    comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        comb = comb / (comb.sum(-1, keepdim=True) + eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    return Mix(
+        pre=torch.sigmoid(pre * scale[0] + base_pre) + eps,
+        post=2 * torch.sigmoid(post * scale[1] + base_post),
+        comb=comb,
+    )
+
+
+def collapse(streams: Tensor, pre: Tensor) -> Tensor:
+    """The sublayer input [T, H] that `pre` [T, m] reads from streams [T, m, H]."""
+    return torch.bmm(pre.unsqueeze(1), streams).squeeze(1)
+
+
+def write(streams: Tensor, output: Tensor, by: Mix) -> Tensor:
+    """New streams [T, m, H]: the output spread by `post`, the old streams mixed over comb's first index."""
+    mixed = torch.bmm(by.comb.transpose(1, 2), streams)
+    return mixed.baddbmm_(by.post.unsqueeze(2), output.unsqueeze(1))

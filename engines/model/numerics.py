@@ -1,0 +1,87 @@
+"""Where numbers are rounded: the modes N0, N1 and N2, and the one product that every linear layer uses.
+
+Every step must give the same tokens whatever the chunk, batch and placement, although a matrix product of another
+shape adds in another order. Therefore everything between two rounding points is computed in `wide`, float64 on CPU:
+operands are exact in bfloat16, so the order moves a sum by about 1e-16 of its size while bfloat16 rounds at 4e-3, and
+a flip needs a sum within 1e-13 of a rounding edge. Float32 sums (1e-7) flipped some value in nearly every chunk.
+Activations are kept as `wide` tensors whose values lie on the grid of the mode.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from shoal.engines.model import quant
+from torch import Tensor
+
+
+class Mode(StrEnum):
+    """N0: float32, exact caches. N1: bfloat16 activations and quantised caches. N2: N1 with FP8 linear inputs."""
+
+    N0 = "n0"
+    N1 = "n1"
+    N2 = "n2"
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight [out, in] without bias. `is_quantised`: stored in FP8 or FP4, so N2 quantises its input."""
+
+    weight: Tensor
+    is_quantised: bool = False
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """`x . weight^T` in the type of x, the weight converted first; the one place where a device may differ."""
+    return torch.nn.functional.linear(x, weight.to(x.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The rounding points of one mode; `wide` is the type that all arithmetic happens in."""
+
+    activation: torch.dtype
+    quantise_cache: bool
+    quantise_inputs: bool
+    wide: torch.dtype = torch.float64
+
+    @classmethod
+    def of(cls, mode: Mode) -> "Numerics":
+        """The rounding of a named mode."""
+        if mode is Mode.N0:
+            return cls(torch.float32, quantise_cache=False, quantise_inputs=False)
+        return cls(torch.bfloat16, quantise_cache=True, quantise_inputs=mode is Mode.N2)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether activations keep float32 precision."""
+        return self.activation is torch.float32
+
+    def round(self, x: Tensor) -> Tensor:
+        """`x` on the activation grid, as a wide tensor."""
+        return x.to(self.activation).to(self.wide)
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        """The rounded output of a linear layer; [..., in] to [..., out]."""
+        return self.round(self.linear_unrounded(x, layer))
+
+    def linear_unrounded(self, x: Tensor, layer: Linear) -> Tensor:
+        """The output of a linear layer before any rounding."""
+        if layer.is_quantised and self.quantise_inputs:
+            x = quant.dequantise_fp8(*quant.quantise_fp8(x)).to(self.wide)
+        return product(x, layer.weight)
+
+    def window_row(self, x: Tensor) -> Tensor:
+        """Window KV as its FP8 row reads back."""
+        return self._through(x, quant.quantise_fp8, quant.dequantise_fp8)
+
+    def main_row(self, x: Tensor) -> Tensor:
+        """Compressed KV as its FP4 row reads back."""
+        return self._through(x, quant.quantise_fp4, quant.dequantise_fp4)
+
+    def index_row(self, x: Tensor) -> Tensor:
+        """Index keys, and index queries, as their MXFP4 rows read back."""
+        return self._through(x, quant.quantise_mxfp4, quant.dequantise_mxfp4)
+
+    def _through(self, x: Tensor, quantise: quant.Quantise, dequantise: quant.Dequantise) -> Tensor:
+        return dequantise(*quantise(x)).to(self.wide) if self.quantise_cache else x

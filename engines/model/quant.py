@@ -1,0 +1,150 @@
+"""The four number formats of weights and caches, to the byte: FP8 and FP4 rows, and the weights in blocks.
+
+Quantisers take float32 `[..., n]` and give `(data, scales)` bytes; dequantisers give float32. Formulas and byte
+order: published model.py (act_quant, fp4_act_quant) and DeepInfer's cache engine. A power-of-two scale comes from
+exponent bits, never from log2; values are divided by the scale, then clamped, then rounded to nearest, ties to even.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+FP8_MAX = 448.0
+FP4_MAX = 6.0
+FP8_AMAX_MIN = 1e-4
+E4M3_STEP_MIN = 2.0**-9  # smallest positive e4m3 value
+UE8M0_FP4_AMAX_MIN = FP4_MAX * 2.0**-126
+FP4_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Quantise(Protocol):
+    """Values to (data, scales) bytes, in the format's own group."""
+
+    def __call__(self, x: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Encode `[..., n]`."""
+
+
+class Dequantise(Protocol):
+    """(data, scales) bytes to float32 values."""
+
+    def __call__(self, data: Tensor, scales: Tensor, /) -> Tensor:
+        """Decode to `[..., n]`."""
+
+
+def power_of_two_ceiling(x: Tensor) -> Tensor:
+    """Biased exponent byte (uint8) of the smallest power of two >= x; x is float32, positive and normal."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0x7FFFFF) >> 23).to(torch.uint8)
+
+
+def ue8m0_to_float(scales: Tensor) -> Tensor:
+    """2^(byte - 127) as float32, for a uint8 tensor; byte 0 is the subnormal 2^-127, byte 255 is NaN."""
+    exponent = scales.to(torch.int32)
+    bits = torch.where(exponent == 0, 0x00400000, exponent << 23)
+    return torch.where(exponent == 255, torch.nan, bits.to(torch.int32).view(torch.float32))
+
+
+def e4m3_to_float(data: Tensor) -> Tensor:
+    """FP8 e4m3fn bytes (uint8) as float32."""
+    return data.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
+
+
+def float_to_e4m3(x: Tensor) -> Tensor:
+    """Float32 within +-448 as e4m3fn bytes (uint8), round to nearest, ties to even."""
+    return x.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def float_to_e2m1(x: Tensor) -> Tensor:
+    """Float32 within +-6 as 4-bit codes (uint8, sign in bit 3), ties to the even code; -0 keeps its sign."""
+    magnitude = x.abs()
+    code = torch.zeros_like(x, dtype=torch.uint8)
+    for below, midpoint in enumerate(FP4_MIDPOINTS):
+        # A tie between codes `below` and `below + 1` goes to the even one.
+        code += (magnitude > midpoint if below % 2 == 0 else magnitude >= midpoint).to(torch.uint8)
+    return code | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def e2m1_to_float(codes: Tensor) -> Tensor:
+    """4-bit codes (uint8) as float32."""
+    table = torch.tensor([*FP4_VALUES, *(-v for v in FP4_VALUES)], dtype=torch.float32, device=codes.device)
+    return table[codes.to(torch.int32)]
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Codes `[..., n]` as bytes `[..., n/2]`; the low nibble is the even channel."""
+    pairs: Tensor = codes.unflatten(-1, (-1, 2))
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
+def unpack_nibbles(data: Tensor) -> Tensor:
+    """Bytes `[..., n/2]` as codes `[..., n]`; inverse of pack_nibbles."""
+    return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
+
+
+def quantise_fp8(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
+    """FP8 e4m3 in groups with UE8M0 scales: `[..., n]` to bytes `[..., n]` and `[..., n/group]`."""
+    grouped = x.to(torch.float32).unflatten(-1, (-1, group))
+    amax = grouped.abs().amax(-1).clamp_min(FP8_AMAX_MIN)
+    scales = power_of_two_ceiling(amax / FP8_MAX)
+    scaled = grouped / ue8m0_to_float(scales).unsqueeze(-1)
+    return float_to_e4m3(scaled.clamp(-FP8_MAX, FP8_MAX)).flatten(-2), scales
+
+
+def dequantise_fp8(data: Tensor, scales: Tensor) -> Tensor:
+    """Float32 `[..., n]` of quantise_fp8's bytes; the group is n / number of scales."""
+    return _scaled(e4m3_to_float(data), ue8m0_to_float(scales))
+
+
+def quantise_fp4(x: Tensor, group: int = 16) -> tuple[Tensor, Tensor]:
+    """FP4 e2m1 in groups with e4m3 scales: `[..., n]` to bytes `[..., n/2]` and `[..., n/group]`."""
+    grouped = x.to(torch.float32).unflatten(-1, (-1, group))
+    amax = grouped.abs().amax(-1).clamp_min(FP4_MAX * E4M3_STEP_MIN)
+    scales = float_to_e4m3((amax / FP4_MAX).clamp_max(FP8_MAX))
+    scaled = grouped / e4m3_to_float(scales).unsqueeze(-1)
+    return pack_nibbles(float_to_e2m1(scaled.clamp(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
+
+
+def dequantise_fp4(data: Tensor, scales: Tensor) -> Tensor:
+    """Float32 `[..., n]` of quantise_fp4's bytes."""
+    return _scaled(e2m1_to_float(unpack_nibbles(data)), e4m3_to_float(scales))
+
+
+def quantise_mxfp4(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
+    """FP4 e2m1 in groups with UE8M0 scales: `[..., n]` to bytes `[..., n/2]` and `[..., n/group]`."""
+    grouped = x.to(torch.float32).unflatten(-1, (-1, group))
+    amax = grouped.abs().amax(-1).clamp_min(UE8M0_FP4_AMAX_MIN)
+    scales = power_of_two_ceiling(amax / FP4_MAX)
+    scaled = grouped / ue8m0_to_float(scales).unsqueeze(-1)
+    return pack_nibbles(float_to_e2m1(scaled.clamp(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
+
+
+def dequantise_mxfp4(data: Tensor, scales: Tensor) -> Tensor:
+    """Float32 `[..., n]` of quantise_mxfp4's bytes; also the weights of routed experts."""
+    return _scaled(e2m1_to_float(unpack_nibbles(data)), ue8m0_to_float(scales))
+
+
+def dequantise_fp8_blocks(weight: Tensor, scales: Tensor, block: int = 32) -> Tensor:
+    """Float32 `[out, in]` of an FP8 weight with one UE8M0 scale for each `block` x `block` square."""
+    values = e4m3_to_float(weight.view(torch.uint8))
+    factor = ue8m0_to_float(scales.view(torch.uint8))
+    rows, columns = values.shape
+    factor = factor.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
+    return values * factor
+
+
+def join_block_rows(data: Tensor, scales: Tensor) -> Tensor:
+    """Index keys of one block as stored: all data rows, then all scale rows; one flat uint8 tensor."""
+    return torch.cat((data.flatten(), scales.flatten()))
+
+
+def join_rows(data: Tensor, scales: Tensor) -> Tensor:
+    """Rows as stored in windows and in main sections: the data of a row, then its scales; uint8 `[..., bytes]`."""
+    return torch.cat((data, scales), dim=-1)
+
+
+def _scaled(values: Tensor, scales: Tensor) -> Tensor:
+    groups = scales.shape[-1]
+    grouped: Tensor = values.unflatten(-1, (groups, -1)) * scales.unsqueeze(-1)
+    return grouped.flatten(-2)

@@ -1,0 +1,146 @@
+"""What one engine step gives its surroundings, as values that stay valid after the step."""
+
+from dataclasses import dataclass
+
+from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
+from shoal.engines.core.request import FinishEvent, TokenEvent, TokenState
+from shoal.engines.ports import GrainMemory
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReady:
+    """A prompt's chunk is computed. `blocks` are the ids of the whole blocks it completed, the first of them being
+    block number `first_block` of the sequence; they no longer change. `cached` counts computed tokens."""
+
+    request_id: str
+    cached: int
+    first_block: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReady:
+    """A prompt waits for its hand-off: all its blocks (the last may be partial) and its slot, owned until release."""
+
+    request_id: str
+    state: TokenState
+    blocks: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrainToSave:
+    """A copy of one complete block: grain number `index` of the request, which covers `token_ids`."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorToSave:
+    """A copy of a slot's stored region when exactly `tokens` tokens (a multiple of the grain) were computed."""
+
+    request_id: str
+    tokens: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Everything one step produced. `rows` were computed; 0 means that nothing was due. False if there is no news."""
+
+    step: int
+    kind: StepKind
+    rows: int
+    events: tuple[TokenEvent | FinishEvent, ...] = ()
+    chunks: tuple[ChunkReady, ...] = ()
+    prompts: tuple[PromptReady, ...] = ()
+    grains: tuple[GrainToSave, ...] = ()
+    anchors: tuple[AnchorToSave, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.events or self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a balancer may know of one rank: free memory (null items left out) and work that is queued or running.
+
+    `reserved` sequences are being prefilled elsewhere. `waiting_tokens` are the prompts' lengths, `uncached_tokens`
+    what is left to compute of them when their hits come true.
+    """
+
+    blocks_free: int
+    blocks_count: int
+    slots_free: int
+    running: int
+    reserved: int
+    waiting: int
+    waiting_tokens: int
+    uncached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One item of a step before it is committed: tokens computed before and after, and where they lie."""
+
+    item: PlanItem
+    before: int
+    after: int
+    blocks: tuple[int, ...]
+
+    def whole_blocks(self, block_tokens: int) -> range:
+        """Numbers of the blocks that this step completed."""
+        return range(self.before // block_tokens, self.after // block_tokens)
+
+
+def progress(plan: Plan, result: StepResult) -> tuple[Progress, ...]:
+    """What each item of a step added, requests that failed left out. Rejected drafts do not count."""
+    failed = {request_id for request_id, _ in result.failed}
+    made = []
+    for i, item in enumerate(plan.items):
+        if item.request_id in failed:
+            continue
+        after = item.end
+        if plan.kind is StepKind.DECODE:
+            after = item.start + 1 + (len(result.accepted[i]) if result.accepted else 0)
+        made.append(Progress(item, item.start, after, tuple(item.block_table)))
+    return tuple(made)
+
+
+def grains_of(made: tuple[Progress, ...], memory: GrainMemory, block_tokens: int) -> tuple[GrainToSave, ...]:
+    """Copies of the grains that a step completed; to be taken before the step is committed."""
+    return tuple(
+        GrainToSave(
+            p.item.request_id,
+            index,
+            p.item.sequence.token_slice(index * block_tokens, (index + 1) * block_tokens),
+            memory.read_block(p.blocks[index]),
+        )
+        for p in made
+        for index in p.whole_blocks(block_tokens)
+    )
+
+
+def anchors_of(
+    made: tuple[Progress, ...], kind: StepKind, memory: GrainMemory, block_tokens: int
+) -> tuple[AnchorToSave, ...]:
+    """Copies of stored regions where one is due; to be taken before the step is committed.
+
+    Prefill: at the request's checkpoints. Decode: whenever the computed length is a multiple of the grain.
+    """
+    due = [
+        p
+        for p in made
+        if p.after % block_tokens == 0 and (kind is StepKind.DECODE or p.after in p.item.sequence.request.checkpoints)
+    ]
+    return tuple(AnchorToSave(p.item.request_id, p.after, memory.read_stored(p.item.slot, p.after)) for p in due)
+
+
+def chunk_ready(p: Progress, block_tokens: int) -> ChunkReady:
+    """The whole blocks a prefill item completed."""
+    whole = p.whole_blocks(block_tokens)
+    return ChunkReady(p.item.request_id, p.after, whole.start, p.blocks[whole.start : whole.stop])

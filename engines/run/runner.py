@@ -1,0 +1,91 @@
+"""Run one plan on a model: copies first, then the forward, then one sampled token for each completed sequence."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
+from shoal.engines.core.request import EngineRequest, TokenLogprobs
+from shoal.engines.model.batch import Batch
+from shoal.engines.run.inputs import ImageRows, build_batch
+from shoal.engines.run.memory import DeviceMemory
+from shoal.engines.run.sampler import sample
+from torch import Tensor
+
+
+class TokenModel(Protocol):
+    """The language model with its caches bound."""
+
+    @property
+    def lookback(self) -> int:
+        """Ids before a chunk that Engram reads."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Advance the caches by the batch's rows: hidden [S, H] of last rows in prefill, [T, H] in decode."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocab]."""
+        ...
+
+
+class Runner:
+    """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`."""
+
+    def __init__(self, model: TokenModel, memory: DeviceMemory, images: ImageRows) -> None:
+        self._model = model
+        self._memory = memory
+        self._images = images
+
+    def run(self, plan: Plan) -> StepResult:
+        """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
+        self._memory.clone_blocks(plan.clone_blocks)
+        self._memory.clone_slots(plan.clone_slots)
+        self._memory.zero_slots(plan.zero_slots)
+        if not plan.items:
+            return StepResult(())
+        hidden = self._model.forward(build_batch(plan, self._images, self._model.lookback))
+        rows = last_rows(plan)
+        complete = [i for i, item in enumerate(plan.items) if item.completes]
+        logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
+        return sampled_result(plan.items, complete, logits)
+
+    def objection(self, request: EngineRequest) -> str:
+        """Why the model cannot read this request's ids, with the rule; "" if it can."""
+        limit = self._model.vocabulary
+        if min(request.token_ids, default=0) >= 0 and max(request.token_ids, default=0) < limit:
+            return ""
+        index, token = next((i, t) for i, t in enumerate(request.token_ids) if not 0 <= t < limit)
+        return f"token_ids[{index}] = {token} must lie in 0..{limit - 1}, the ids of this model's vocabulary"
+
+
+def last_rows(plan: Plan) -> list[int]:
+    """Row of the forward's result that predicts each item's next token."""
+    if plan.kind is StepKind.PREFILL:
+        return list(range(len(plan.items)))
+    rows, end = [], 0
+    for item in plan.items:
+        end += item.rows
+        rows.append(end - 1)
+    return rows
+
+
+def sampled_result(items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor) -> StepResult:
+    """Sample the completed items (logits [len(complete), vocab]); the others get token 0, which nobody reads.
+
+    The drawn token's position is the item's end: the random stream depends on the seed and on nothing else.
+    """
+    tokens = [0] * len(items)
+    logprobs: list[TokenLogprobs | None] = [None] * len(items)
+    failed: list[tuple[str, str]] = []
+    outcomes = sample(logits, [items[i].sampling for i in complete], [items[i].end for i in complete])
+    for i, outcome in zip(complete, outcomes, strict=True):
+        tokens[i], logprobs[i] = outcome.token_id, outcome.logprobs
+        if not outcome.is_valid:
+            failed.append((items[i].request_id, f"the model gave no finite logits at position {items[i].end}"))
+    return StepResult(sampled=tokens, logprobs=logprobs, failed=tuple(failed))

@@ -1,0 +1,108 @@
+"""A scheduler with a deterministic stand-in for the model, for scenarios and machines."""
+
+from dataclasses import dataclass, field
+
+from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
+from shoal.engines.core.plan import Event, Plan, StepResult
+from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokenEvent
+from shoal.engines.core.rules import SchedulingRules
+from shoal.engines.core.scheduler import StepScheduler
+from shoal.engines.core.vote import decide
+
+EOS = 1
+
+
+def config_of(role=Role.NORMAL, blocks=64, slots=16, **changes):
+    fields = {
+        "role": role,
+        "max_model_len": 256,
+        "step_tokens_max": 64,
+        "sequences_max": 4,
+        "truncation": Truncation(TruncationMode.COMPACT, keep=20),
+        "cache": CacheConfig(16, blocks, slots),
+    }
+    return EngineConfig(**fields | changes)
+
+
+def request_of(request_id, length, max_tokens=8, outputs=0, **fields):
+    """A prompt whose ids tell their position; `outputs` of its tokens were produced by an earlier attempt."""
+    sampling = fields.pop("sampling", SamplingParams(max_tokens=max_tokens))
+    ids = tuple(100 + i for i in range(length))
+    return EngineRequest(request_id, ids, length - outputs, sampling, **fields)
+
+
+def next_token(sequence_id: str, length: int) -> int:
+    """What the stand-in samples: fixed by request and length, as a real model at temperature 0."""
+    return 1000 + (hash_of(sequence_id) * 31 + length * 7) % 500
+
+
+def hash_of(text: str) -> int:
+    value = 7
+    for letter in text:
+        value = (value * 131 + ord(letter)) % 10_007
+    return value
+
+
+@dataclass
+class Desk:
+    """One scheduler; `step` plans, samples and commits, checking conservation at every stage."""
+
+    scheduler: StepScheduler
+    events: list[Event] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, config=None, **rules):
+        return cls(StepScheduler(config_of() if config is None else config, EOS, SchedulingRules(**rules)))
+
+    def plan(self) -> Plan:
+        scheduler = self.scheduler
+        plan = scheduler.plan(decide([scheduler.ballot(now_us=0)]), now_us=0)
+        scheduler.check()
+        self.plans.append(plan)
+        return plan
+
+    def commit(self, plan: Plan, tokens: dict[str, int] | None = None, failed=()) -> tuple[Event, ...]:
+        given = tokens or {}
+        sampled = [given.get(i.request_id, next_token(i.request_id, i.end)) for i in plan.items]
+        events = self.scheduler.commit(plan, StepResult(sampled, failed=tuple(failed)), now_us=0)
+        self.scheduler.check()
+        self.events += events
+        return events
+
+    def step(self, tokens: dict[str, int] | None = None) -> Plan:
+        plan = self.plan()
+        self.commit(plan, tokens)
+        return plan
+
+    def run_until_idle(self, steps_max=500):
+        for _ in range(steps_max):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still busy after {steps_max} steps: {self.plans[-1]}")
+
+    def waiting(self):
+        return [s.request_id for s in self.scheduler.ledger.waiting]
+
+    def running(self):
+        return [s.request_id for s in self.scheduler.ledger.running]
+
+    def free(self):
+        ledger = self.scheduler.ledger
+        return ledger.blocks.free_count, ledger.slots.free_count
+
+    def tokens_of(self, request_id):
+        found = [e for e in self.events if isinstance(e, TokenEvent) and e.request_id == request_id]
+        indices = [e.index for e in found]
+        assert indices == list(range(indices[0], indices[0] + len(indices))) if indices else True, indices
+        return [e.token_id for e in found]
+
+    def ending_of(self, request_id):
+        found = [e for e in self.events if isinstance(e, FinishEvent) and e.request_id == request_id]
+        assert len(found) <= 1, found
+        return found[0].reason if found else None
+
+
+def batch(plan):
+    return [(i.request_id, i.start, i.rows) for i in plan.items]

@@ -1,0 +1,226 @@
+"""Random programs on a whole scheduler: nothing leaks, every request ends once, and tokens do not depend on luck."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from shoal.engines.config import Role
+from shoal.engines.core.plan import Accepted, ChunkDone, LoadTarget, PromptDone, Reservation, StepKind
+from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, TokenEvent, TokenState
+
+from tests.engines.core.desk import Desk, config_of, next_token, request_of
+
+STEPS_TO_DRAIN = 5000
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, are aborted, loaded, reserved, admitted and released at any moment, also within a step."""
+
+    role = Role.NORMAL
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+        self.open_plan = None
+        self.requests = {}
+        self.reservations = {}
+        self.loading = {}
+        self.handoffs = set()
+        self.cancelled = set()
+
+    @initialize(
+        blocks=st.sampled_from([6, 9, 20]),
+        slots=st.sampled_from([3, 6]),
+        budget=st.sampled_from([6, 16, 64]),
+        watermark=st.sampled_from([0.5, 0.9, 1.0]),
+        recompute=st.booleans(),
+    )
+    def build(self, blocks, slots, budget, watermark, recompute):
+        config = config_of(
+            self.role, blocks, slots, step_tokens_max=budget, watermark=watermark, recompute_preempted=recompute
+        )
+        self.desk = Desk.open(config, all_interval=3, any_interval=5)
+        self.scheduler = self.desk.scheduler
+
+    def new_id(self):
+        self.count += 1
+        return f"r{self.count}"
+
+    @precondition(lambda self: self.role is not Role.COMPLETION)
+    @rule(
+        length=st.integers(1, 120),
+        max_tokens=st.integers(1, 40),
+        hit=st.integers(0, 4),
+        image=st.none() | st.tuples(st.integers(0, 60), st.integers(4, 20)),
+        pending=st.booleans(),
+        checkpoints=st.lists(st.integers(1, 130), max_size=3, unique=True),
+    )
+    def submit(self, length, max_tokens, hit, image, pending, checkpoints):
+        spans = () if image is None else (ImageSpan(image[0], image[1], 1, image[1] - 3, b"d"),)
+        fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints))}
+        request = request_of(self.new_id(), length, max_tokens=max_tokens, **fields)
+        answer = self.scheduler.submit(request, 0, images_pending=pending)
+        if isinstance(answer, Accepted):
+            self.requests[request.request_id] = request
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data):
+        self.scheduler.abort(data.draw(st.sampled_from(sorted(self.requests))))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def images_arrive(self, data):
+        self.scheduler.set_schedulable(data.draw(st.sampled_from(sorted(self.requests))))
+
+    @rule(data=st.data())
+    def load(self, data):
+        for request_id in self.scheduler.loads_wanted():
+            target = self.scheduler.load_hit(request_id)
+            if isinstance(target, LoadTarget):
+                assert len(target.blocks) == target.tokens // 16
+                self.loading[request_id] = target
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data())
+    def loaded(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.loading)))
+        target = self.loading.pop(request_id)
+        self.scheduler.hit_loaded(request_id, 16 * data.draw(st.integers(0, target.tokens // 16)))
+
+    @precondition(lambda self: self.role is Role.COMPLETION)
+    @rule(length=st.integers(1, 120), max_tokens=st.integers(2, 40))
+    def reserve(self, length, max_tokens):
+        request = request_of(self.new_id(), length, max_tokens=max_tokens)
+        answer = self.scheduler.reserve(request.request_id, length + 1, 0)
+        if isinstance(answer, Reservation):
+            self.reservations[request.request_id] = (request, answer)
+
+    @precondition(lambda self: self.reservations)
+    @rule(data=st.data(), admits=st.booleans())
+    def settle(self, data, admits):
+        request, reservation = self.reservations.pop(data.draw(st.sampled_from(sorted(self.reservations))))
+        if not admits:
+            assert self.scheduler.cancel(reservation)
+            return
+        first = next_token(request.request_id, len(request.token_ids))
+        answer = self.scheduler.admit(reservation, TokenState(request, (*request.token_ids, first)), 0)
+        assert isinstance(answer, Accepted)
+        self.requests[request.request_id] = request
+
+    @precondition(lambda self: self.handoffs)
+    @rule(data=st.data())
+    def release(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.handoffs)))
+        self.handoffs.remove(request_id)
+        assert self.scheduler.release(request_id)
+
+    @precondition(lambda self: self.open_plan is None)
+    @rule()
+    def plan(self):
+        self.open_plan = self.desk.plan()
+        self.inspect(self.open_plan)
+
+    @precondition(lambda self: self.open_plan is not None)
+    @rule()
+    def commit(self):
+        self.settle_events(self.desk.commit(self.open_plan))
+        self.open_plan = None
+
+    @precondition(lambda self: self.open_plan is None)
+    @rule(steps=st.integers(1, 12))
+    def run_some(self, steps):
+        for _ in range(steps):
+            self.plan()
+            self.commit()
+
+    def settle_events(self, events):
+        for event in events:
+            if isinstance(event, PromptDone):
+                self.handoffs.add(event.request_id)
+            elif isinstance(event, TokenEvent):
+                sequence_len = self.requests[event.request_id].prompt_len + event.index
+                assert event.token_id == next_token(event.request_id, sequence_len)
+            elif isinstance(event, ChunkDone):
+                request = self.requests[event.request_id]
+                assert not [s for s in request.images if s.start < event.cached < s.end]
+
+    def inspect(self, plan):
+        config = self.scheduler.config
+        assert plan.rows <= config.step_tokens_max
+        if plan.kind is StepKind.DECODE:
+            assert len(plan.items) <= config.sequences_max
+            assert self.role is not Role.PROMPT
+            lengths = [i.sequence.len for i in plan.items]
+            assert lengths == sorted(lengths, reverse=True)
+        else:
+            assert self.role is not Role.COMPLETION
+        slots = [i.slot for i in plan.items]
+        assert 0 not in slots
+        assert len(set(slots)) == len(slots)
+        for item in plan.items:
+            assert item.rows > 0
+            assert item.end <= 16 * len(item.block_table)
+            assert len(item.token_ids) == item.rows
+            assert not item.sequence.is_waiting_for_images
+
+    @invariant()
+    def conserves(self):
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+            ended = [e.request_id for e in self.desk.events if isinstance(e, FinishEvent | PromptDone)]
+            assert len(ended) == len(set(ended)), f"ended twice: {ended}"
+
+    def teardown(self):
+        """No more faults: everybody must finish and all memory must come back."""
+        if not hasattr(self, "scheduler"):
+            return
+        if self.open_plan is not None:
+            self.commit()
+        for _, reservation in self.reservations.values():
+            self.scheduler.cancel(reservation)
+        for request_id in self.requests:
+            self.scheduler.set_schedulable(request_id)
+        for _ in range(STEPS_TO_DRAIN):
+            for request_id in sorted(self.loading):
+                self.scheduler.hit_loaded(request_id, self.loading.pop(request_id).tokens)
+            self.load(None)
+            for request_id in sorted(self.handoffs):
+                self.release_one(request_id)
+            if not self.scheduler.has_work:
+                break
+            self.plan()
+            self.commit()
+        assert not self.scheduler.has_work, f"stuck: {self.desk.waiting()} {self.desk.running()}"
+        config = self.scheduler.config.cache
+        assert self.desk.free() == (config.blocks_count - 1, config.slots_count - 1)
+        self.every_request_ended()
+
+    def release_one(self, request_id):
+        self.handoffs.remove(request_id)
+        self.scheduler.release(request_id)
+
+    def every_request_ended(self):
+        done = {e.request_id for e in self.desk.events if isinstance(e, PromptDone)}
+        for request_id, request in self.requests.items():
+            ending = self.desk.ending_of(request_id)
+            assert (ending is not None) != (request_id in done), f"{request_id} has no end or two"
+            if ending is FinishReason.LENGTH and self.role is Role.NORMAL:
+                total = len(request.token_ids) + len(self.desk.tokens_of(request_id))
+                assert total == min(request.prompt_len + request.sampling.max_tokens, 257)
+
+
+class PromptMachine(SchedulerMachine):
+    role = Role.PROMPT
+
+
+class CompletionMachine(SchedulerMachine):
+    role = Role.COMPLETION
+
+
+SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestNormalScheduler = SchedulerMachine.TestCase
+TestNormalScheduler.settings = SETTINGS
+TestPromptScheduler = PromptMachine.TestCase
+TestPromptScheduler.settings = SETTINGS
+TestCompletionScheduler = CompletionMachine.TestCase
+TestCompletionScheduler.settings = SETTINGS
