@@ -1,5 +1,6 @@
 """Put and fetch over real directories: same bytes after any two losses, clean misses after three, never wrong ones."""
 
+import pickle
 from itertools import combinations
 from threading import Event, Thread
 
@@ -361,3 +362,21 @@ def test_threads_put_and_fetch_together(world):
 def test_an_anchor_beyond_the_keys_is_a_callers_mistake(world):
     with pytest.raises(ValueError, match=r"anchor_grain = 3 must lie in 0 to 2 keys; pass Match.anchor_grain"):
         world.fetch(prompt(2), 3)
+
+
+def test_everything_that_crosses_a_process_border_can_be_pickled(world):
+    keys = prompt(3)
+    (saved,) = world.save(prompt_objects(keys, anchors=(3,)))
+    node = world.nodes["n0"]._node
+    place = next(place for place in saved.record.locations if place.device in node._devices)
+    for value in (
+        saved,
+        world.index.match(keys, 9_999),
+        world.index.locate(keys, "x"),
+        world.index.usage(),
+        node.read(place),
+        node.scan(place.device),
+        node.usage(),
+        erased("torn"),
+    ):
+        assert pickle.loads(pickle.dumps(value)) == value

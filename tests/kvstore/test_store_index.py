@@ -290,3 +290,21 @@ def test_a_long_match_touches_few_grains(grains_asked):
     match = index.match(Counting(keys("a", grains_asked)), 128 * grains_asked, 1)
     assert (match.grains_matched, match.anchor_grain) == (grains_asked, grains_asked - 1)
     assert Counting.looked <= 20
+
+
+def test_a_hit_on_a_tail_that_is_lost_later_still_counts_for_the_head():
+    """The hit marked only the tail; when the tail goes early, its predecessor inherits expiry and last use."""
+    index = new(capacity_bytes=3_000)
+    head, tail = stripe(entry("a", 0)), stripe(entry("a", 1))
+    index.insert(head, 0)
+    index.insert(tail, 0)
+    one_each(index, "b", 1, 1)
+    assert index.match(keys("a", 2), 0, 600).grains_matched == 2
+    assert index.report_lost(tail.stripe_id, 1) == 1
+    one_each(index, "c", 1, 610)
+    one_each(index, "d", 1, 620)  # over capacity: b is the least recently used, not a's head
+    assert index.missing([key("a", 0), key("b", 0), key("c", 0), key("d", 0)]) == (False, True, False, False)
+    index.expire(1_299)
+    assert index.missing([key("a", 0)]) == (False,)
+    index.expire(1_300)
+    assert index.missing([key("a", 0)]) == (True,)

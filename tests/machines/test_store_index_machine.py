@@ -12,7 +12,7 @@ from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficCl
 GRACE_US, ORPHANS_MAX = 40, 6
 CLASSES = st.sampled_from(list(TrafficClass))
 # A prompt is a path of branch choices; a key is the path itself, so prefixes are shared as chain keys share them.
-PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
+PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
 
 
 def key(path: tuple[int, ...]) -> bytes:
@@ -104,7 +104,7 @@ class IndexMachine(RuleBasedStateMachine):
     max_age_us = 10**9
     has_pins = True
 
-    @initialize(capacity=st.integers(3, 40))
+    @initialize(capacity=st.integers(2, 12))
     def start(self, capacity: int) -> None:
         ttl = TtlConfig(agent_us=60, chat_us=150, default_us=90, max_age_us=self.max_age_us)
         config = IndexConfig(capacity * 10, ttl, 128, GRACE_US, ORPHANS_MAX)
@@ -124,7 +124,7 @@ class IndexMachine(RuleBasedStateMachine):
         first=st.integers(0, 5),
         anchors=st.sets(st.integers(1, 6)),
         traffic=CLASSES,
-        size=st.integers(1, 40),
+        size=st.integers(5, 15),
         age=st.integers(0, 30),
     )
     def insert(self, path, first, anchors, traffic, size, age) -> None:
@@ -180,12 +180,24 @@ class IndexMachine(RuleBasedStateMachine):
             assert self.real.release(pin)
             self.naive.grains[path].pins -= 1
 
-    @rule(path=PATHS)
-    def lose_a_stripe(self, path) -> None:
-        grain = self.naive.grains.get(path)
-        if grain is None or any(g.pins for g in self.naive.grains.values()):
+    @rule(number=st.integers(0, 99))
+    def hit_what_is_stored(self, number) -> None:
+        if self.naive.grains:
+            path = sorted(self.naive.grains)[number % len(self.naive.grains)]
+            self.match(path, len(path) * 128, None)
+
+    @rule(number=st.integers(0, 99), traffic=CLASSES, size=st.integers(5, 15))
+    def extend_what_is_stored(self, number, traffic, size) -> None:
+        if self.naive.grains:
+            path = sorted(self.naive.grains)[number % len(self.naive.grains)]
+            if len(path) < 6:
+                self.insert((*path, number % 2), len(path), set(), traffic, size, 0)
+
+    @rule(number=st.integers(0, 99))
+    def lose_a_stripe(self, number) -> None:
+        if not self.naive.grains or any(g.pins for g in self.naive.grains.values()):
             return
-        stripe = grain.stripe
+        stripe = self.naive.grains[sorted(self.naive.grains)[number % len(self.naive.grains)]].stripe
         self.real.report_lost(stripe.to_bytes(16), 1)
         for lost in [g.path for g in self.naive.grains.values() if g.stripe == stripe]:
             for behind in [p for p in self.naive.grains if p[: len(lost)] == lost]:
