@@ -56,7 +56,11 @@ def test_normal_has_one_engine_and_no_hand_off():
 
 def test_resolved_yaml_reads_back():
     tree = yaml.safe_load(local().to_yaml())
-    assert tree["store"]["ttl_us"] == [["agent", 259_200_000_000], ["chat", 604_800_000_000], ["default", 86_400_000_000]]
+    assert tree["store"]["ttl_us"] == [
+        ["agent", 259_200_000_000],
+        ["chat", 604_800_000_000],
+        ["default", 86_400_000_000],
+    ]
     assert tree["groups"][2]["engine"]["role"] == "completion"
 
 
