@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from typing import Any
 
 import yaml
 from msgspec import Struct
@@ -139,7 +140,7 @@ def resolve(manifest: Manifest, facts: Facts, file: str) -> ResolvedCluster:
     )
 
 
-def _weights(section: Struct) -> dict[str, float]:
+def _weights(section: Struct) -> dict[str, Any]:
     return {name: getattr(section, name) for name in section.__struct_fields__}
 
 
