@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shoal.balancers.reports import GroupRef
-from shoal.cluster.core.handoff import Group, ToSource, ToTarget
+from shoal.cluster.core.handoff import Group, Refused, ToSource, ToTarget
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.logs import begin_logging
@@ -102,7 +102,7 @@ class EngineActor:
 
     async def reserve(
         self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
-    ) -> TicketOffer | NoRoom | Rejected:
+    ) -> TicketOffer | NoRoom | Rejected | Refused:
         """COMPLETION: memory for a prompt of `tokens` tokens that the PROMPT group `source` will write."""
         if self._is_draining:
             return NoRoom(sequences_short=1)

@@ -61,21 +61,29 @@ class HandoffTarget:
         self._ports = ports
         self._checksum = checksum
         self._reservations: dict[TicketId, Reservation] = {}
+        self._opening: dict[tuple[str, int], bool] = {}  # attempts being reserved: whether aborted meanwhile
         self._state_us: dict[TicketId, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
 
-    async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected:
+    async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected | Refused:
         """Memory for a prompt of `tokens` tokens and its first output, as a ticket; asked again, the same ticket."""
-        if (known := self._ledger.find(ask.request_id, ask.attempt)) is not None:
+        attempt = (ask.request_id, ask.attempt)
+        if (known := self._ledger.find(*attempt)) is not None:
             return known
+        if attempt in self._opening:
+            return Refused(f"{sequence} is being reserved by an earlier call")
+        self._opening[attempt] = False
         reservation = await self._ports.reserve(sequence, tokens + 1)
+        is_aborted = self._opening.pop(attempt)
         if not isinstance(reservation, Reservation):
             return reservation
-        ticket = self._ledger.open(ask, reservation.blocks, reservation.slot, now_us())
+        ticket: Ticket | Refused = Refused(f"{sequence} was aborted meanwhile")
+        if not is_aborted:
+            ticket = self._ledger.open(ask, reservation.blocks, reservation.slot, now_us())
         if isinstance(ticket, Refused):
             self._ports.cancel(reservation)
-            return Rejected(sequence, ticket.reason)
+            return ticket
         self._reservations[ticket.ticket_id] = reservation
         return ticket
 
@@ -87,6 +95,9 @@ class HandoffTarget:
 
     def abort(self, request_id: str, attempt: int, reason: str) -> bool:
         """End an attempt's open ticket; False if it has none (then the scheduler may know the sequence)."""
+        if (request_id, attempt) in self._opening:
+            self._opening[request_id, attempt] = True
+            return True
         ticket = self._ledger.find(request_id, attempt)
         if ticket is None:
             return False

@@ -11,6 +11,7 @@ from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.entrypoint import RequestMachine
+from shoal.cluster.core.handoff import Refused
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.clock import now_us
@@ -167,6 +168,8 @@ class RequestRun:
         if isinstance(answer, NoRoom):
             return m.ReserveRefused(effect.ask, answer)
         if isinstance(answer, Rejected):
+            return m.SubmitRejected(effect.ask, answer)
+        if isinstance(answer, Refused):
             return m.CallFailed(effect.ask, answer.reason)
         return m.Reserved(effect.ask, answer)
 

@@ -222,12 +222,16 @@ def stop_ray(session: Session) -> None:
         ray.shutdown()
     if not session.pid:
         return
+    known = family(session)
     if psutil.pid_exists(session.pid):
         psutil.Process(session.pid).send_signal(signal.SIGTERM)
-        psutil.wait_procs(family(session), timeout=STOP_DEADLINE_S)
+        psutil.wait_procs(known, timeout=STOP_DEADLINE_S)
     # What is left has outlived its parent (Serve's HAProxy reloads itself), or does not listen.
     deadline_s = monotonic_s() + STOP_DEADLINE_S
-    while (left := family(session)) and monotonic_s() < deadline_s:
+    while monotonic_s() < deadline_s:
+        left = [p for p in {*known, *family(session)} if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        if not left:
+            return
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -235,8 +239,11 @@ def stop_ray(session: Session) -> None:
 
 
 def family(session: Session) -> list[psutil.Process]:
-    """Living processes that an own Ray started, directly or not."""
-    found = []
+    """Living processes that an own Ray started: its descendants, and those whose parent has gone, by their mark.
+
+    Ray's own processes overwrite their environment with a title, so the mark alone would miss them.
+    """
+    found = psutil.Process(session.pid).children(recursive=True) if psutil.pid_exists(session.pid) else []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             is_alive = process.status() != psutil.STATUS_ZOMBIE

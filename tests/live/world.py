@@ -21,7 +21,7 @@ from shoal.cluster.live.overview import overview
 from shoal.cluster.live.session import NAMESPACE
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.engines.core.request import EngineRequest, ImageSpan, SamplingParams
-from shoal.engines.run.bound import BoundModel
+from shoal.engines.run.bound import WholeSequence
 from shoal.engines.run.load import load_model
 from shoal.engines.run.plain import replay
 from shoal.engines.run.vision import VisionRunner
@@ -45,7 +45,7 @@ class World:
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
         self.http = f"http://{spec.cluster.api.host}:{spec.cluster.api.port}"
-        self._model: BoundModel | None = None
+        self._model: WholeSequence | None = None
         self._vision: VisionRunner | None = None
 
     # ------------------------------------------------------------ asking
@@ -106,10 +106,9 @@ class World:
 
     # ------------------------------------------------------------ the oracle
 
-    def model(self) -> BoundModel:
+    def model(self) -> WholeSequence:
         if self._model is None:
-            truncation = self.spec.cluster.groups[0].engine.truncation
-            self._model = BoundModel(load_model(Path(self.spec.model_dir)), None, truncation)
+            self._model = WholeSequence(load_model(Path(self.spec.model_dir)))
         return self._model
 
     def plain(self, job: ChatJob, outputs: list[int]) -> list[int]:
