@@ -1,6 +1,7 @@
 """Durations and sizes as manifests write them: `3d 12h`, `250ms`, `64MiB`, `1.5TB`; plain integers inside."""
 
 import re
+from decimal import Decimal
 from typing import Self
 
 _DURATIONS_US = {
@@ -52,13 +53,13 @@ class Size(int):
 def _total(text: object, units: dict[str, int], rule: str) -> int:
     if not isinstance(text, str):
         raise ValueError(f"must be {rule}, not {type(text).__name__}")
-    total, position = 0.0, 0
+    total, position = Decimal(0), 0
     stripped = text.strip()
     while position < len(stripped):
         part = _PART.match(stripped, position)
         if part is None or part[2] not in units:
             raise ValueError(f"must be {rule}")
-        total += float(part[1]) * units[part[2]]
+        total += Decimal(part[1]) * units[part[2]]
         position = part.end()
         while position < len(stripped) and stripped[position] == " ":
             position += 1

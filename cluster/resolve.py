@@ -1,48 +1,20 @@
 """Resolve a manifest with facts about model and machine into a ResolvedCluster, which holds no "auto"."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any
 
+import yaml
+from msgspec import Struct
 from shoal.balancers.config import DecodeConfig, EncodeConfig, PrefillConfig
 from shoal.cluster.core.membership import MembershipConfig
 from shoal.cluster.core.policy import RequestPolicy
-from shoal.engines.config import EngineConfig
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What resolving needs to know of a checkpoint, read from its own configuration (bytes are exact).
-
-    `weights_bytes` of the language model as loaded, `vision_bytes` of encoder and aligner (0: the model is blind).
-    """
-
-    name: str
-    positions_max: int
-    window: int
-    backtracking: int
-    block_tokens: int
-    block_bytes: int
-    slot_bytes: int
-    stored_bytes: int
-    hidden: int
-    weights_bytes: int
-    vision_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """What one node offers."""
-
-    memory_bytes: int
-    disk_free_bytes: int
-    cpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Everything resolve() knows besides the manifest."""
-
-    model: ModelFacts
-    machine: MachineFacts
+from shoal.cluster.errors import ManifestError
+from shoal.cluster.facts import Facts, ModelFacts
+from shoal.cluster.manifest_types import Decode, Manifest, Normal, Prefill, Transfer
+from shoal.cluster.resolve_rules import problems_with_facts
+from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
+from shoal.engines.core.layout import blocks_needed, slots_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +95,136 @@ class ResolvedCluster:
         """One engine prefills and decodes; there is no hand-off."""
         return self.policy.normal
 
-    def desired(self) -> tuple[tuple[str, int], ...]:
-        """(role, count) of everything membership supervises, in the order to start it."""
-        roles: dict[str, int] = {}
-        if self.store:
-            roles["store"] = self.store.nodes
-        roles["balancer"] = 1
-        for group in self.groups:
-            roles[group.role] = roles.get(group.role, 0) + 1
-        if self.encoders:
-            roles["encode"] = len(self.encoders)
-        roles["entrypoint"] = self.entrypoints
-        return tuple(roles.items())
+    def to_yaml(self) -> str:
+        """The whole as YAML text: printed at start, kept with every result."""
+        return yaml.safe_dump(_plain(asdict(self)), sort_keys=False, allow_unicode=True)
+
+
+def resolve(manifest: Manifest, facts: Facts, file: str) -> ResolvedCluster:
+    """The cluster that `manifest` asks for, given the facts. Raises ManifestError for what the facts do not allow."""
+    if found := problems_with_facts(manifest, facts):
+        raise ManifestError(file, found)
+    normal = manifest.normal is not None
+    keep = _truncation(manifest, facts).keep if manifest.store is not None else 0
+    entry, balancers = manifest.entrypoint, manifest.balancers
+    return ResolvedCluster(
+        name=manifest.name,
+        model_path=manifest.model.path,
+        model=facts.model,
+        max_model_len=manifest.model.max_model_len,
+        device=manifest.device,
+        determinism=manifest.determinism,
+        groups=_groups(manifest, facts),
+        encoders=tuple(
+            EncoderSpec(f"encoder/{i}", int(manifest.encoders.cache)) for i in range(manifest.encoders.replicas)
+        ),
+        entrypoints=entry.replicas,
+        prefill_balancer=PrefillConfig(
+            **_weights(balancers.prefill), grain_tokens=facts.model.block_tokens, queue_max=balancers.queue_max
+        ),
+        decode_balancer=DecodeConfig(**_weights(balancers.decode), block_tokens=facts.model.block_tokens),
+        encode_balancer=EncodeConfig(**_weights(balancers.encode), queue_max=balancers.queue_max),
+        transfer=None if normal else _transfer(manifest),
+        store=_store(manifest),
+        api=_api(manifest),
+        policy=RequestPolicy(
+            normal=normal,
+            keep=keep,
+            grain_tokens=facts.model.block_tokens,
+            wait_us=int(entry.wait),
+            attempts_max=entry.attempts_max,
+            deadline_us=int(entry.deadline),
+        ),
+        membership=_membership(manifest),
+        heartbeat_us=int(manifest.controller.heartbeat),
+    )
+
+
+def _weights(section: Struct) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in section.__struct_fields__}
+
+
+def _truncation(manifest: Manifest, facts: Facts) -> Truncation:
+    """Every engine of a cluster truncates alike, or a re-routed request would not compute the same."""
+    section = manifest.normal or manifest.prefill
+    assert section is not None, "a manifest without normal has prefill"
+    keep = section.truncation.keep
+    auto = facts.model.window + facts.model.backtracking
+    return Truncation(TruncationMode(section.truncation.mode), auto if keep == "auto" else keep)
+
+
+def _groups(manifest: Manifest, facts: Facts) -> tuple[GroupSpec, ...]:
+    specs = []
+    for name, role, section in (
+        ("prefill", Role.PROMPT, manifest.prefill),
+        ("decode", Role.COMPLETION, manifest.decode),
+        ("normal", Role.NORMAL, manifest.normal),
+    ):
+        if section is not None:
+            engine = _engine(role, section, manifest, facts)
+            specs += [GroupSpec(f"{name}/{index}", name, engine) for index in range(section.groups)]
+    return tuple(specs)
+
+
+def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, facts: Facts) -> EngineConfig:
+    model_len, block_tokens = manifest.model.max_model_len, facts.model.block_tokens
+    each = blocks_needed(model_len, block_tokens)
+    blocks = 1 + section.sequences_max * each if section.blocks == "auto" else section.blocks
+    slots = max(section.sequences_max + 1, slots_count(section.sequences_max))
+    return EngineConfig(
+        role=role,
+        max_model_len=model_len,
+        step_tokens_max=section.sequences_max if isinstance(section, Decode) else section.step_tokens_max,
+        sequences_max=section.sequences_max,
+        truncation=_truncation(manifest, facts),
+        cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
+    )
+
+
+def _transfer(manifest: Manifest) -> TransferSpec:
+    asked = manifest.transfer or Transfer()
+    return TransferSpec(asked.backend, asked.checksum, int(asked.lease))
+
+
+def _store(manifest: Manifest) -> StoreSpec | None:
+    asked = manifest.store
+    if asked is None:
+        return None
+    return StoreSpec(
+        nodes=asked.nodes,
+        devices_per_node=asked.devices_per_node,
+        data=asked.code.data,
+        parity=asked.code.parity,
+        ask=asked.code.ask,
+        capacity_bytes=int(asked.capacity),
+        ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in ("agent", "chat", "default")),
+        host_cache_bytes=int(asked.host_cache),
+        directory="" if asked.directory == "auto" else asked.directory,
+    )
+
+
+def _api(manifest: Manifest) -> ApiSpec:
+    host, _, port = manifest.api.http.rpartition(":")
+    return ApiSpec(host, int(port), manifest.api.keys)
+
+
+def _membership(manifest: Manifest) -> MembershipConfig:
+    asked = manifest.controller
+    return replace(
+        MembershipConfig(),
+        lost_after_us=int(asked.lost_after),
+        start_timeout_us=int(asked.start_timeout),
+        drain_timeout_us=int(asked.drain_timeout),
+        backoff_us=int(asked.restart_backoff),
+        restarts_max=asked.restarts_max,
+        restarts_window_us=int(asked.restarts_window),
+    )
+
+
+def _plain(value: object) -> object:
+    """Only what YAML and JSON have words for."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from shoal.engines.core.plan import Plan, StepResult
+from shoal.engines.core.request import EngineRequest
 
 
 class StepRunner(Protocol):
@@ -13,6 +14,10 @@ class StepRunner(Protocol):
 
         What goes wrong with one request alone is reported in `StepResult.failed`; anything raised ends the engine.
         """
+        ...
+
+    def objection(self, request: EngineRequest) -> str:
+        """Why no step could compute this request (an id outside the vocabulary), with the rule; "" if one can."""
         ...
 
 

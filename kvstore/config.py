@@ -13,6 +13,11 @@ HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 
 
+def _require(holds: bool, field: str, value: object, rule: str, remedy: str) -> None:
+    if not holds:
+        raise ConfigError(field, value, rule, remedy)
+
+
 class FsyncRule(StrEnum):
     """When a device makes appended bytes durable.
 
@@ -179,8 +184,3 @@ class StoreConfig:
         for name in ("flush_us", "write_timeout_us", "straggler_us", "slow_us", "fetch_window_stripes"):
             value = getattr(self, name)
             _require(value > 0, name, value, "must be positive", "see the default of StoreConfig")
-
-
-def _require(holds: bool, field: str, value: object, rule: str, remedy: str) -> None:
-    if not holds:
-        raise ConfigError(field, value, rule, remedy)

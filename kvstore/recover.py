@@ -19,16 +19,22 @@ from shoal.kvstore.ports import ScanPort, failure_of
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Stripes that can be decoded, fragments that can go, and what could not be scanned."""
+    """Stripes that can be decoded, fragments that can go, fragments whose heads this version does not know (they are
+    left alone), and devices that could not be scanned.
+    """
 
     stripes: tuple[StripeRecord, ...]
     garbage: tuple[Location, ...]
+    unknown: tuple[Location, ...]
     unreadable: tuple[str, ...]
 
 
-def scan_nodes(nodes: Mapping[str, ScanPort], config: StoreConfig, sums: Checksums, timeout_us: int) -> Recovered:
+def scan_nodes(
+    nodes: Mapping[str, ScanPort], config: StoreConfig, sums: Checksums, now_us: int, timeout_us: int
+) -> Recovered:
     """Scan all devices in parallel for at most `timeout_us`; a device that does not answer counts as lost for now.
 
+    Fragments younger than twice `write_timeout_us` are never garbage: their stripe may be being written.
     If any device was unreadable, garbage is not reported: what looks incomplete may be whole when it is back.
     """
     asked = {device.name: nodes[device.node].scan(device.name) for device in config.devices if device.node in nodes}
@@ -41,20 +47,22 @@ def scan_nodes(nodes: Mapping[str, ScanPort], config: StoreConfig, sums: Checksu
             found += future.result().value
         else:
             unreadable.append(f"{name}: {failure}")
-    stripes, garbage = assemble(found, sums)
-    return Recovered(stripes, () if unreadable else garbage, tuple(unreadable))
+    whole = assemble(found, sums, now_us - 2 * config.write_timeout_us)
+    return Recovered(whole.stripes, () if unreadable else whole.garbage, whole.unknown, tuple(unreadable))
 
 
-def assemble(
-    found: Iterable[tuple[Location, bytes]], sums: Checksums
-) -> tuple[tuple[StripeRecord, ...], tuple[Location, ...]]:
-    """Group fragments into stripes, oldest first, so that predecessors come first; and the fragments left over."""
+def assemble(found: Iterable[tuple[Location, bytes]], sums: Checksums, settled_us: int) -> Recovered:
+    """Group fragments into stripes, oldest first so that predecessors come first, and sort out the rest.
+
+    Only fragments created before `settled_us` can be garbage.
+    """
     groups: dict[bytes, dict[tuple[object, ...], list[tuple[Head, Location]]]] = {}
-    garbage: list[Location] = []
+    garbage: list[tuple[Head, Location]] = []
+    unknown: list[Location] = []
     for location, raw in found:
         head = read_head(raw, sums)
         if isinstance(head, Erased):
-            garbage.append(location)
+            unknown.append(location)
             continue
         shape = (head.generation, head.data, head.parity, head.code, head.data_bytes, head.shard_bytes, head.table)
         groups.setdefault(head.stripe_id, {}).setdefault(shape, []).append((head, location))
@@ -68,14 +76,17 @@ def assemble(
                 best = _record(members[0][0], places)
                 garbage += surplus
             else:
-                garbage += [location for _, location in members]
+                garbage += members
         if best is not None:
             stripes.append(best)
     stripes.sort(key=lambda record: (record.created_us, record.stripe_id))
-    return tuple(stripes), tuple(garbage)
+    settled = tuple(location for head, location in garbage if head.created_us < settled_us)
+    return Recovered(tuple(stripes), settled, tuple(unknown), ())
 
 
-def _places(members: Sequence[tuple[Head, Location]]) -> tuple[tuple[Location | None, ...], list[Location]]:
+def _places(
+    members: Sequence[tuple[Head, Location]],
+) -> tuple[tuple[Location | None, ...], list[tuple[Head, Location]]]:
     """One location for each fragment index, no device twice; and the duplicates."""
     first = members[0][0]
     places: list[Location | None] = [None] * (first.data + first.parity)
@@ -84,7 +95,7 @@ def _places(members: Sequence[tuple[Head, Location]]) -> tuple[tuple[Location | 
         if places[head.index] is None:
             places[head.index] = location
         else:
-            surplus.append(location)
+            surplus.append((head, location))
     return tuple(places), surplus
 
 

@@ -36,8 +36,9 @@ class StripeWriter:
     def write(self, stripe: Stripe) -> StripeRecord | WriteFailed:
         """Append every fragment; the record of what is durable, or the reasons why too little is.
 
-        Waits at most `write_timeout_us`, and at most `straggler_us` once enough are durable. Fragments of a failed stripe are deleted, also those whose
-        answer comes late; a crash in between leaves fragments that recovery either completes into a stripe or drops.
+        Waits at most `write_timeout_us`, and at most `straggler_us` once enough are durable. Fragments of a failed
+        stripe are deleted, also those whose answer comes late; a crash in between leaves fragments that recovery
+        either puts together into a stripe or drops.
         """
         config = self._config
         slots = [device.slot for device in config.devices if self._takes_writes(device.name)]
@@ -77,7 +78,7 @@ class StripeWriter:
         rest = set(pending.values())
         is_enough = False
         while rest and self._clock_us() < deadline_us:
-            done, rest = wait(rest, (deadline_us - self._clock_us()) / 1e6, return_when=FIRST_COMPLETED)
+            _, rest = wait(rest, (deadline_us - self._clock_us()) / 1e6, return_when=FIRST_COMPLETED)
             durable = sum(isinstance(_answer(future), Location) for future in pending.values())
             if durable >= self._config.code.durable_min and not is_enough:
                 is_enough = True

@@ -119,7 +119,10 @@ def _refuse_shape(text: str) -> BadRequestError:
 
 
 def _refuse(param: str, value: object, rule: str) -> BadRequestError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = type(value).__name__
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     return BadRequestError(f"{param} = {shown} {rule}", param=param, code="invalid_value")
 

@@ -5,11 +5,12 @@ import hashlib
 import logging
 import re
 import secrets
+import threading
 import time
 import uuid
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from shoal.cluster.api.errors import (
     ApiError,
     BadRequestError,
     DeadlineExceededError,
+    EngineError,
     FullError,
     NotFoundError,
     SlowBodyError,
@@ -28,7 +30,7 @@ from shoal.cluster.api.errors import (
 )
 from shoal.cluster.api.jobs import ChatJob, ChatService, TrafficClass
 from shoal.cluster.api.metrics import ApiMetrics
-from shoal.cluster.api.running import Run, Update
+from shoal.cluster.api.running import CLOSE_S, Run, Update
 from shoal.cluster.api.settings import ApiSettings
 from shoal.engines.core.request import SamplingParams
 from starlette.requests import Request
@@ -69,19 +71,17 @@ class ChatDesk:
         self.metrics = metrics
         self._codec = codec
         self._pool = pool
-        self._preparing = 0
+        self._places = threading.Semaphore(settings.prepare_queue_max)
 
     async def prepare(self, raw: bytes) -> tuple[ChatBody, Prompt]:
-        """Parse, check and tokenise; large bodies in a thread, so that streams go on. Raises ApiError."""
-        if len(raw) <= self.settings.inline_body_bytes:
+        """Parse, check and tokenise; long texts and images in a thread, so that streams go on. Raises ApiError."""
+        if len(raw) <= self.settings.inline_body_bytes and b"image_url" not in raw:
             return self._prepare(raw)
-        if self._preparing >= self.settings.prepare_queue_max:
+        if not self._places.acquire(blocking=False):
             raise FullError(1.0, "too many large requests are being prepared; retry later")
-        self._preparing += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, raw)
-        finally:
-            self._preparing -= 1
+        work = self._pool.submit(self._prepare, raw)
+        work.add_done_callback(lambda _: self._places.release())  # also when the client left and nobody waits
+        return await asyncio.wrap_future(work)
 
     def _prepare(self, raw: bytes) -> tuple[ChatBody, Prompt]:
         body = parse_body(raw, self.settings)
@@ -158,7 +158,7 @@ async def read_body(request: Request, settings: ApiSettings) -> bytes:
     limit = settings.body_bytes_max
     declared = request.headers.get("content-length", "0")
     error = TooLargeError(f"the body is over the limit of {limit} bytes; send less or smaller images")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
         raise error
     chunks, size = [], 0
     try:
@@ -257,6 +257,11 @@ class ChatResponse(Response):
                 raise
             log.warning("request %s: failed while streaming: %s", self._envelope.client_request_id, error.message)
             last = events.event(error.body())
+        except Exception:
+            if not is_open:
+                raise
+            log.exception("request %s: failed while streaming", self._envelope.client_request_id)
+            last = events.event(EngineError("internal error; the server's log has it under the request id").body())
         await send({"type": "http.response.body", "body": last + events.DONE, "more_body": False})
 
     def _events(self, updates: list[Update], head: events.Head) -> bytes:
@@ -283,9 +288,11 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> boo
     finally:
         gone.cancel()
         working.cancel()
-        await asyncio.wait({working, gone})
-        with suppress(asyncio.CancelledError, Exception):
-            working.exception()  # seen by whoever awaits `result` above; a cancelled run has nothing to tell
+        _, stuck = await asyncio.wait({working, gone}, timeout=CLOSE_S)
+        if stuck:
+            log.error("a cancelled request did not end within %g s", CLOSE_S)
+        elif not working.cancelled():
+            working.exception()  # read, so that a failure while leaving is not reported as never retrieved
 
 
 async def _disconnected(receive: Receive) -> None:

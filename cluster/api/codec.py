@@ -107,6 +107,8 @@ class ChatCodec:
             return ChatCompletionRequest(request).convert(self._options)
         except ConversionError as error:
             raise BadRequestError(_recipe_message(error), param="messages", code="invalid_value") from error
+        except RecursionError as error:  # deepseek-recipe's own limit, 128 levels
+            raise BadRequestError("the body is nested too deeply", code="invalid_json") from error
         except ValueError as error:
             raise BadRequestError(str(error), param="messages", code="invalid_value") from error
 

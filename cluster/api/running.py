@@ -13,6 +13,7 @@ from shoal.cluster.api.metrics import ApiMetrics
 
 log = logging.getLogger(__name__)
 QUEUE_BATCHES = 64
+CLOSE_S = 5.0  # how long an iterator may take to close
 Update = tuple[int, Delta]
 
 
@@ -45,10 +46,12 @@ class Run:
         self._pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self._jobs))]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *reason: object) -> None:
         for pump in self._pumps:
             pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+        _ended, stuck = await asyncio.wait(self._pumps, timeout=CLOSE_S)
+        if stuck:
+            log.error("request %s: an aborted sequence did not close in %g s", self._jobs[0].request_id, CLOSE_S)
         (self._metrics.waiting if self._last_s is None else self._metrics.running).dec()
         self._metrics.generation_tokens.inc(sum(answer.completion_tokens for answer in self.answers))
 

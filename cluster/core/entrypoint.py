@@ -53,6 +53,11 @@ class RequestMachine:
         """Number of the current attempt."""
         return self._attempt.number
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that nobody computed for this request; None until an engine has begun."""
+        return self._cached_tokens
+
     def timeline(self) -> RequestTimeline:
         """What has happened so far."""
         return RequestTimeline(self._job.request_id, len(self._job.token_ids), tuple(self._marks))
@@ -347,6 +352,7 @@ class RequestMachine:
         self._effects += self._attempt.undo(reason)
         self._output.forget_early()
         self._patience.leave_engine()
+        self._attempt.prefill = self._attempt.decode = None
         self._finish = self._ended_at = None
 
     def _late(self, event: m.Event) -> None:

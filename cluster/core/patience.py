@@ -63,8 +63,8 @@ class Patience:
             self.gap_at_us = now_us + self._policy.gap_us
 
     def leave_engine(self) -> None:
-        """No engine has the sequence."""
-        self.silent_at_us = self.gap_at_us = 0
+        """No engine has the sequence, and no pause runs."""
+        self.silent_at_us = self.gap_at_us = self.retry_at_us = 0
 
     def next_us(self, *others: int) -> int:
         """The earliest time something is due."""

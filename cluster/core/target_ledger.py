@@ -67,6 +67,8 @@ class Admit:
 
 TargetEffect = FreeReservation | Verify | Admit | Send | Ended
 
+SOURCE_ABORTED = "source aborted"
+
 # While in these the source may have a write in flight; afterwards it has promised that all has landed.
 _MAY_BE_WRITTEN = (TicketState.RESERVED, TicketState.WRITING)
 
@@ -261,7 +263,7 @@ class TargetLedger:
         if entry.state in ENDINGS:
             return self._lift(entry)
         ending = advance(entry.state, TicketEvent.ABORT)
-        return (*self._lift(entry), Ended(entry.ticket, ending, "source aborted"))
+        return (*self._lift(entry), Ended(entry.ticket, ending, SOURCE_ABORTED))
 
     def _released(self, entry: _Entry) -> tuple[TargetEffect, ...]:
         if entry.state is not TicketState.ADMITTED:

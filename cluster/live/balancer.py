@@ -11,6 +11,7 @@ from shoal.balancers.reports import Choice, Full, GroupRef
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.directory import Directory
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import (
     COMPLETION,
     DECODE_BALANCER,
@@ -58,6 +59,7 @@ class BalancerActor:
     """One balancer. A new life knows nothing and learns all from the next view and reports, within a second."""
 
     def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+        begin_logging(str(group))
         self._core, self._serves = build_balancer(spec, role_of(group))
         self._directory = Directory(spec.name, self._on_view)
         self._tasks = Tasks()

@@ -35,6 +35,7 @@ from shoal.cluster.core.membership import (
 )
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.directory import WATCH_S
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.members import create_member
 from shoal.cluster.live.names import parse_actor_name, role_of
 from shoal.cluster.live.session import NAMESPACE
@@ -50,6 +51,7 @@ class Controller:
     """Owns membership. Every method may be called at any time and again."""
 
     def __init__(self, spec: ClusterSpec) -> None:
+        begin_logging("controller")
         self._spec = spec
         # Epochs grow with time, so a life that a dead controller started and nobody recorded cannot be reused.
         self._core = Membership(spec.membership, first_epoch=1 + (now_us() - spec.created_us) // 1_000_000)
@@ -97,6 +99,10 @@ class Controller:
     async def view(self) -> View:
         """The view now."""
         return self._view()
+
+    async def snapshot(self) -> tuple[View, dict[GroupRef, Any]]:
+        """The view and handles of all its members, those that are starting too."""
+        return self._view(), dict(self._handles)
 
     async def watch(self, number: int) -> tuple[View, dict[GroupRef, Any]]:
         """The view and handles of its living members as soon as its number differs from `number`, or after a while."""

@@ -4,19 +4,21 @@ import asyncio
 import os
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 from ray.exceptions import RayError
 from shoal.balancers.reports import EncodeReport, GroupRef
 from shoal.cluster.live.directory import Directory
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import ENCODE_BALANCER
 from shoal.cluster.live.rates import Rate
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.submission import Rows
 from shoal.cluster.live.tasks import Tasks
-from shoal.engines.run.vision import Canvas, VisionRunner
+
+if TYPE_CHECKING:
+    from shoal.engines.run.vision import Canvas, VisionRunner
 
 REPORT_S = 0.1
 
@@ -25,6 +27,7 @@ class EncoderActor:
     """One encoder. Equal pixels asked for at once are computed once; every asker gets the same rows."""
 
     def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+        begin_logging(str(group))
         self._spec, self._group = spec, group
         self._cache_bytes = spec.cluster.encoders[0].cache_bytes
         self._runner: VisionRunner | None = None
@@ -39,7 +42,10 @@ class EncoderActor:
         self._seq = 0
 
     async def open(self) -> None:
-        """Load the vision tower alone."""
+        """Load the vision tower alone (torch is imported here: see EngineActor)."""
+        import torch
+        from shoal.engines.run.vision import VisionRunner
+
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._runner = await asyncio.to_thread(VisionRunner.load, Path(self._spec.model_dir))
         self._tasks.spawn(self._directory.follow())
@@ -62,7 +68,7 @@ class EncoderActor:
         while self._waiting:
             await asyncio.sleep(REPORT_S)
 
-    async def encode(self, name: str, digest: bytes, patches: int, canvas: Canvas) -> list[Any]:
+    async def encode(self, name: str, digest: bytes, patches: int, canvas: "Canvas") -> list[Any]:
         """[reference to `Rows`]: bfloat16 bits [span length, hidden]. The reference keeps the rows while it is held.
 
         An image that cannot be encoded raises ImageError here, and nothing else is affected.
@@ -90,12 +96,12 @@ class EncoderActor:
     async def abort(self, sequence: str, reason: str) -> None:
         """An image nobody waits for any more is still finished: its embedding is cached for the next asker."""
 
-    async def _compute(self, digest: bytes, canvas: Canvas) -> Any:
+    async def _compute(self, digest: bytes, canvas: "Canvas") -> Any:
         runner = self._runner
         assert runner is not None, f"{self._group} is called before open() has returned"
         async with self._one_at_a_time:
             rows = await asyncio.to_thread(runner.encode, canvas)
-        bits: Rows = rows.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
+        bits: Rows = rows.bfloat16().contiguous().view(dtype=_uint16()).numpy()
         self._rate.add(self._waiting[digest])
         reference = ray.put(bits)
         self._cache[digest] = (reference, bits.nbytes)
@@ -120,3 +126,10 @@ class EncoderActor:
                 await asyncio.wait_for(balancer.report.remote(report), timeout=1.0)
             except (RayError, TimeoutError):
                 continue
+
+
+def _uint16() -> Any:
+    """torch.uint16, imported late."""
+    import torch
+
+    return torch.uint16

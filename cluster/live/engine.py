@@ -5,14 +5,13 @@ Each method converts, hands the work to whoever owns it, and answers; what to do
 
 import asyncio
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from shoal.balancers.reports import GroupRef
-from shoal.cluster.core.handoff import Group, ToSource, ToTarget
+from shoal.cluster.core.handoff import Group, Refused, ToSource, ToTarget
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.directory import Directory
-from shoal.cluster.live.engine_parts import EngineParts, build_parts
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter
 from shoal.cluster.live.sequences import Sequences
@@ -21,6 +20,9 @@ from shoal.cluster.live.submission import Origin, Submission, TicketOffer
 from shoal.cluster.live.tasks import Tasks
 from shoal.engines.core.request import NoRoom, Rejected
 
+if TYPE_CHECKING:
+    from shoal.cluster.live.engine_parts import EngineParts
+
 ENTRYPOINT_SILENT_S = 15.0
 REPORT_S = 0.1
 WAKE_S = 0.25
@@ -28,9 +30,14 @@ DRAIN_POLL_S = 0.1
 
 
 class EngineActor:
-    """One rank. Until `open` has returned only `ping`, `lifeline` and `pid` may be called."""
+    """One rank. Until `open` has returned only `ping`, `lifeline` and `pid` may be called.
+
+    Whoever unpickles a handle of an actor imports its module: so torch and the engine are imported in `open`, and
+    balancers, store and controller stay small.
+    """
 
     def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+        begin_logging(str(group))
         self._spec = spec
         self._group = group
         self._parts: EngineParts | None = None
@@ -43,6 +50,10 @@ class EngineActor:
 
     async def open(self) -> None:
         """Load the model, register memory, begin stepping."""
+
+        import torch
+        from shoal.cluster.live.engine_parts import build_parts
+
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._parts = parts = await build_parts(self._spec, self._group, self._directory)
         parts.steps.start()
@@ -91,7 +102,7 @@ class EngineActor:
 
     async def reserve(
         self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
-    ) -> TicketOffer | NoRoom | Rejected:
+    ) -> TicketOffer | NoRoom | Rejected | Refused:
         """COMPLETION: memory for a prompt of `tokens` tokens that the PROMPT group `source` will write."""
         if self._is_draining:
             return NoRoom(sequences_short=1)
@@ -122,7 +133,7 @@ class EngineActor:
 
     # ------------------------------------------------------------ periodic
 
-    def _open_parts(self) -> EngineParts:
+    def _open_parts(self) -> "EngineParts":
         assert self._parts is not None, f"{self._group} is called before open() has returned"
         return self._parts
 

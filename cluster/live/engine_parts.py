@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 from shoal.balancers.reports import DecodeReport, GroupRef, PrefillReport
-from shoal.cluster.core.handoff import Ended, Group, Ticket, TicketState
+from shoal.cluster.core.handoff import Ended, Group, Refused, Ticket, TicketState
 from shoal.cluster.core.messages import (
     Admitted,
     EmbeddingLost,
@@ -22,8 +22,8 @@ from shoal.cluster.core.messages import (
     Saved,
 )
 from shoal.cluster.core.names import split_engine_id
-from shoal.cluster.core.target_ledger import Ask
-from shoal.cluster.live.clock import now_us
+from shoal.cluster.core.target_ledger import SOURCE_ABORTED, Ask
+from shoal.cluster.live.clock import monotonic_s, now_us
 from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.handoff_bytes import HandoffBytes
 from shoal.cluster.live.handoff_source import HandoffSource, SourcePorts
@@ -52,6 +52,7 @@ from shoal.engines.run.output import StepOutput
 log = logging.getLogger(__name__)
 
 BROKEN_EXIT = 71
+KNOWN_S = 2.0
 
 
 class EngineParts:
@@ -63,6 +64,7 @@ class EngineParts:
         self._tasks = Tasks()
         self._seq = 0
         self._rate = Rate()
+        self._known_s: dict[str, float] = {}
         self.implementations = built.implementations
         self.outbox = Outbox()
         self.sequences = Sequences(group, self.outbox)
@@ -112,14 +114,14 @@ class EngineParts:
 
     async def reserve(
         self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
-    ) -> TicketOffer | NoRoom | Rejected:
+    ) -> TicketOffer | NoRoom | Rejected | Refused:
         """Memory for a sequence to be handed off to this engine, as a ticket; asked again, the same ticket."""
         assert self.target is not None, f"{self._group} takes no hand-offs: it is a {role_of(self._group)} group"
         expected = self._layout.expected(tokens)
         peer = Group(source.name, source.epoch)
         ask = Ask(origin.request_id, origin.attempt, peer, expected, deadline_us)
         ticket = await self.target.reserve(ask, sequence, tokens)
-        if isinstance(ticket, NoRoom | Rejected):
+        if isinstance(ticket, NoRoom | Rejected | Refused):
             return ticket
         self.sequences.expect(sequence, origin)
         return TicketOffer(ticket, self.metadata)
@@ -173,12 +175,13 @@ class EngineParts:
         self.outbox.post(origin.entrypoint, (origin.request_id, event))
 
     async def poll(self, entrypoint: str, after: int, wait_s: float) -> tuple[int, list[Letter]]:
-        """Letters, or after a quiet `wait_s` one word about each sequence that is still here."""
+        """Letters; after a quiet `wait_s`, and now and then among others, a word about each sequence still here."""
         number, letters = await self.outbox.poll(entrypoint, after, wait_s)
-        if letters:
+        if letters and monotonic_s() - self._known_s.get(entrypoint, 0.0) < KNOWN_S:
             return number, letters
+        self._known_s[entrypoint] = monotonic_s()
         origins = [self.sequences.origin(name) for name in self.sequences.of(entrypoint)]
-        return number, [(o.request_id, Known(o.attempt, self._group)) for o in origins if o is not None]
+        return number, [*letters, *((o.request_id, Known(o.attempt, self._group)) for o in origins if o is not None)]
 
     def _on_output(self, output: StepOutput) -> None:
         """What one step produced, on the asyncio loop."""
@@ -202,9 +205,11 @@ class EngineParts:
     # ------------------------------------------------------------ hand-off
 
     def _make_source(self, layout: HandoffBytes) -> HandoffSource:
+        settings = self._spec.cluster.transfer
         assert self._transfer is not None
+        assert settings is not None
         ports = SourcePorts(self._transfer, self._send, self._release, self._ticket_ended, self._on_broken)
-        return HandoffSource(Group(self._group.name, self._group.epoch), layout, ports)
+        return HandoffSource(Group(self._group.name, self._group.epoch), layout, ports, settings.checksum)
 
     def _make_target(self, layout: HandoffBytes) -> HandoffTarget:
         settings = self._spec.cluster.transfer
@@ -246,8 +251,8 @@ class EngineParts:
             self.sequences.post_tokens(sequence, tuple(outputs))
 
     def _ticket_ended(self, ended: Ended) -> None:
-        if ended.state is TicketState.RELEASED:
-            return
+        if ended.state is TicketState.RELEASED or ended.reason == SOURCE_ABORTED:
+            return  # the source tells the entrypoint itself why it gave up, if it was not the entrypoint's own wish
         sequence = f"{ended.ticket.request_id}/{ended.ticket.attempt}"
         if (origin := self.sequences.origin(sequence)) is not None:
             reason = f"{ended.state}: {ended.reason}"

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 POLL_WAIT_S = 0.5
 POLL_DEADLINE_S = 10.0
-TIMELINES_MAX = 256
+TIMELINES_MAX = 512
+LINGER_S = 5
 
 
 class EntrypointService:
@@ -103,25 +104,28 @@ class EntrypointService:
         finally:
             run.feed(m.ClientGone())
             run.close()
-            self._keep(job.request_id, run.timeline())
-            self.tasks.spawn(self._forget_later(job.request_id, run))
+            self._keep(job, run.timeline())
+            self.tasks.spawn(self._forget_later(job, run))
 
     def timeline(self, request_id: str) -> RequestTimeline | None:
-        """What happened to a recent request of this replica."""
+        """What happened to a recent request of this replica, by our id or by the client's own."""
         run = self._runs.get(request_id)
         return run.timeline() if run is not None else self._timelines.get(request_id)
 
-    def _keep(self, request_id: str, timeline: RequestTimeline) -> None:
-        self._timelines[request_id] = timeline
+    def _keep(self, job: ChatJob, timeline: RequestTimeline) -> None:
+        for request_id in (job.request_id, job.client_request_id):
+            self._timelines.pop(request_id, None)
+            self._timelines[request_id] = timeline
         while len(self._timelines) > TIMELINES_MAX:
             del self._timelines[next(iter(self._timelines))]
 
-    async def _forget_later(self, request_id: str, run: RequestRun) -> None:
+    async def _forget_later(self, job: ChatJob, run: RequestRun) -> None:
         """Saves may be reported after the end; late answers still give back what they brought."""
-        await asyncio.sleep(5.0)
-        self._keep(request_id, run.timeline())
-        if self._runs.get(request_id) is run:
-            del self._runs[request_id]
+        for _ in range(LINGER_S):
+            await asyncio.sleep(1.0)
+            self._keep(job, run.timeline())
+        if self._runs.get(job.request_id) is run:
+            del self._runs[job.request_id]
 
     # ------------------------------------------------------------ letters
 

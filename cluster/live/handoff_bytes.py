@@ -69,16 +69,33 @@ class HandoffBytes:
 
 
 class HandoffDigest:
-    """Checksums of a hand-off while its bytes are gathered, blocks in the order of the ticket, then the slot."""
+    """Bytes and checksums of a hand-off while it is gathered, blocks in the order of the ticket, then the slot.
 
-    def __init__(self) -> None:
+    `checksum` False counts bytes only and reports checksum 0 on both sides (manifest: transfer.checksum).
+    """
+
+    def __init__(self, checksum: bool) -> None:
+        self._checksum = checksum
         self._digests = {kind: KindDigest(kind) for kind in Kind}
+        self._counts = dict.fromkeys(Kind, 0)
 
     def update(self, parts: Sequence[Part]) -> None:
         """Feed the next bytes."""
         for kind, buffer, spans in parts:
-            self._digests[kind].update(buffer, spans)
+            if self._checksum:
+                self._digests[kind].update(buffer, spans)
+            else:
+                self._counts[kind] += int(spans[:, 1].sum())
 
     def value(self) -> tuple[KindSum, ...]:
         """Bytes and checksum of each kind so far."""
-        return tuple(digest.value() for digest in self._digests.values())
+        if self._checksum:
+            return tuple(digest.value() for digest in self._digests.values())
+        return tuple(KindSum(kind, count, 0) for kind, count in self._counts.items())
+
+
+def digest_of(parts: Sequence[Part], checksum: bool) -> tuple[KindSum, ...]:
+    """Bytes and checksum of each kind of a whole hand-off."""
+    digest = HandoffDigest(checksum)
+    digest.update(parts)
+    return digest.value()

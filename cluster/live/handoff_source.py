@@ -56,7 +56,7 @@ class SourcePorts:
 @dataclass(slots=True)
 class _Outgoing:
     ticket: Ticket
-    digest: HandoffDigest = field(default_factory=HandoffDigest)
+    digest: HandoffDigest
     written: int = 0  # places of the block table already given to writes
     jobs: "asyncio.Queue[Coroutine[Any, Any, None]]" = field(default_factory=asyncio.Queue)
 
@@ -64,10 +64,11 @@ class _Outgoing:
 class HandoffSource:
     """All outgoing tickets of one PROMPT engine."""
 
-    def __init__(self, group: Group, layout: HandoffBytes, ports: SourcePorts) -> None:
+    def __init__(self, group: Group, layout: HandoffBytes, ports: SourcePorts, checksum: bool) -> None:
         self._ledger = SourceLedger(group)
         self._layout = layout
         self._ports = ports
+        self._checksum = checksum
         self._outgoing: dict[TicketId, _Outgoing] = {}
         self._by_sequence: dict[str, TicketId] = {}
         self._tasks: dict[TicketId, asyncio.Task[None]] = {}
@@ -81,7 +82,7 @@ class HandoffSource:
         assert isinstance(answer, Accepted)
         if ticket.ticket_id not in self._outgoing:
             self._ports.transfer.add_peer(ticket.target.agent, metadata)
-            self._outgoing[ticket.ticket_id] = out = _Outgoing(ticket)
+            self._outgoing[ticket.ticket_id] = out = _Outgoing(ticket, HandoffDigest(self._checksum))
             self._by_sequence[sequence] = ticket.ticket_id
             self._tasks[ticket.ticket_id] = asyncio.get_running_loop().create_task(self._work(out))
         return ""

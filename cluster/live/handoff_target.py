@@ -23,8 +23,8 @@ from shoal.cluster.core.handoff import (
 )
 from shoal.cluster.core.target_ledger import Admit, Ask, FreeReservation, TargetEffect, TargetLedger, Verify
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.handoff_bytes import HandoffBytes
-from shoal.cluster.transfer import Transfer, kind_sums
+from shoal.cluster.live.handoff_bytes import HandoffBytes, digest_of
+from shoal.cluster.transfer import Transfer
 from shoal.engines.core.plan import Accepted, Reservation
 from shoal.engines.core.request import NoRoom, Rejected, TokenState
 
@@ -61,21 +61,29 @@ class HandoffTarget:
         self._ports = ports
         self._checksum = checksum
         self._reservations: dict[TicketId, Reservation] = {}
+        self._opening: dict[tuple[str, int], bool] = {}  # attempts being reserved: whether aborted meanwhile
         self._state_us: dict[TicketId, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
 
-    async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected:
+    async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected | Refused:
         """Memory for a prompt of `tokens` tokens and its first output, as a ticket; asked again, the same ticket."""
-        if (known := self._ledger.find(ask.request_id, ask.attempt)) is not None:
+        attempt = (ask.request_id, ask.attempt)
+        if (known := self._ledger.find(*attempt)) is not None:
             return known
+        if attempt in self._opening:
+            return Refused(f"{sequence} is being reserved by an earlier call")
+        self._opening[attempt] = False
         reservation = await self._ports.reserve(sequence, tokens + 1)
+        is_aborted = self._opening.pop(attempt)
         if not isinstance(reservation, Reservation):
             return reservation
-        ticket = self._ledger.open(ask, reservation.blocks, reservation.slot, now_us())
+        ticket: Ticket | Refused = Refused(f"{sequence} was aborted meanwhile")
+        if not is_aborted:
+            ticket = self._ledger.open(ask, reservation.blocks, reservation.slot, now_us())
         if isinstance(ticket, Refused):
             self._ports.cancel(reservation)
-            return Rejected(sequence, ticket.reason)
+            return ticket
         self._reservations[ticket.ticket_id] = reservation
         return ticket
 
@@ -87,6 +95,9 @@ class HandoffTarget:
 
     def abort(self, request_id: str, attempt: int, reason: str) -> bool:
         """End an attempt's open ticket; False if it has none (then the scheduler may know the sequence)."""
+        if (request_id, attempt) in self._opening:
+            self._opening[request_id, attempt] = True
+            return True
         ticket = self._ledger.find(request_id, attempt)
         if ticket is None:
             return False
@@ -141,7 +152,7 @@ class HandoffTarget:
     async def _verify(self, ticket: Ticket) -> None:
         count = self._layout.blocks_for(self._reservations[ticket.ticket_id].tokens - 1)  # the output is not sent
         parts = (*self._layout.block_parts(ticket.blocks[:count]), *self._layout.slot_parts(ticket.slot))
-        sums = await asyncio.get_running_loop().run_in_executor(self._worker, kind_sums, parts)
+        sums = await asyncio.get_running_loop().run_in_executor(self._worker, digest_of, parts, self._checksum)
         self._perform(self._ledger.verified(ticket.ticket_id, sums, now_us()))
 
     async def _admit(self, ticket: Ticket, state: TokenState) -> None:

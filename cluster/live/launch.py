@@ -82,7 +82,7 @@ def take_down(name: str) -> int:
     except (ValueError, RayError):
         stopped = 0
     try:
-        serve.delete(name, _blocking=True)
+        serve.delete(name)
     except RayError:
         return stopped
     return stopped

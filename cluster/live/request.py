@@ -11,6 +11,7 @@ from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.entrypoint import RequestMachine
+from shoal.cluster.core.handoff import Refused
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.clock import now_us
@@ -61,7 +62,7 @@ class RequestRun:
                 token_ids=tuple(e.token_id for e in events),
                 logprobs=tuple(e.logprobs for e in events if e.logprobs is not None),
                 finish_reason=ended.reason if ended else None,
-                cached_tokens=finish.cached_tokens if finish is not None else None,
+                cached_tokens=finish.cached_tokens if finish is not None else self._machine.cached_tokens,
                 detail=ended.detail if ended else "",
             )
         )
@@ -124,6 +125,9 @@ class RequestRun:
             event = m.CallFailed(ask, str(error.cause)[:500])
         except (RayError, LookupError) as error:
             event = m.CallFailed(ask, f"{type(error).__name__}: {error}"[:500])
+        except Exception as error:  # our own mistake must not leave the machine waiting for its deadline
+            log.exception("call %d of %s failed", ask, self._chat.request_id)
+            event = m.CallFailed(ask, f"internal: {type(error).__name__}")
         self.feed(event)
         self.flush()
 
@@ -142,9 +146,9 @@ class RequestRun:
         index = self._role(INDEX)
         found = await index.match.remote(keys, effect.limit_tokens, self._chat.traffic_class.value)
         if not found.anchor_grain:
-            return m.Matched(effect.ask, found.grains * grain)
+            return m.Matched(effect.ask, found.grains_matched * grain)
         anchor = found.anchor_grain
-        return m.Matched(effect.ask, found.grains * grain, (anchor * grain,), (keys[anchor - 1],))
+        return m.Matched(effect.ask, found.grains_matched * grain, (anchor * grain,), (keys[anchor - 1],))
 
     async def _choose(self, ask: int, role: str, need: object) -> m.Event:
         return m.Chosen(ask, await self._role(role).choose.remote(need))
@@ -164,6 +168,8 @@ class RequestRun:
         if isinstance(answer, NoRoom):
             return m.ReserveRefused(effect.ask, answer)
         if isinstance(answer, Rejected):
+            return m.SubmitRejected(effect.ask, answer)
+        if isinstance(answer, Refused):
             return m.CallFailed(effect.ask, answer.reason)
         return m.Reserved(effect.ask, answer)
 

@@ -13,6 +13,7 @@ from shoal.cluster.api.app import create_app
 from shoal.cluster.api.codec import ChatCodec
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.live.entrypoint import EntrypointService
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.pixels import ModelPixels
 from shoal.cluster.live.spec import ClusterSpec
 
@@ -22,6 +23,7 @@ SHUTDOWN_S = 5.0
 
 def build_app(spec: ClusterSpec) -> FastAPI:
     """The application of one replica: codec, service, routes, and the timeline of recent requests."""
+    begin_logging("entrypoint")
     directory = Path(spec.model_dir)
     preprocessor = ModelPixels(directory) if spec.cluster.encoders else None
     codec = ChatCodec.from_file(directory, preprocessor)
@@ -54,7 +56,7 @@ def deploy(spec: ClusterSpec) -> None:
         health_check_timeout_s=10,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
-    serve.run(entrypoint.bind(), name=spec.name, route_prefix="/", _blocking=True)
+    serve.run(entrypoint.bind(), name=spec.name, route_prefix="/")
 
 
 def _settings(spec: ClusterSpec) -> ApiSettings:

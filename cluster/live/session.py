@@ -6,6 +6,7 @@ only its owner can read, since it holds the token. Ray reads its authentication 
 hence the imports inside functions here, and the check in `_use_token`.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -25,8 +26,9 @@ from shoal.cluster.live.clock import monotonic_s, sleep_s
 import shoal
 
 NAMESPACE = "shoal"
+SESSION_MARK = "SHOAL_SESSION_MARK"  # in the environment of every process of an own Ray, whoever its parent became
 START_DEADLINE_S = 60.0
-STOP_DEADLINE_S = 15.0
+STOP_DEADLINE_S = 4.0  # what Ray itself needs when nothing runs is below 2 s; the rest is killed
 # Ray's defaults notice a lost node after 13 s or more; these after about 2 s (measured on two cores).
 HEALTH_CHECKS = {
     "health_check_initial_delay_ms": 0,
@@ -48,6 +50,7 @@ class Session:
     address: str
     token: str = ""
     pid: int = 0
+    mark: str = ""
     http: str = ""
 
 
@@ -126,6 +129,8 @@ def worker_environment() -> dict[str, str]:
     """
     settings = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),  # fixed ports by default: two clusters would collide
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(checkout_root()), os.environ.get("PYTHONPATH", "")])),
@@ -141,7 +146,7 @@ def start_ray(name: str, object_store_bytes: int, on_wait: Callable[[], None] = 
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     os.environ.update(worker_environment())
     _use_token(token)
-    address = f"127.0.0.1:{free_port()}"
+    address, mark = f"127.0.0.1:{free_port()}", secrets.token_hex(8)
     log = tempfile.NamedTemporaryFile("w+", prefix=f"shoal-{name}-ray-", suffix=".log", delete=False)  # noqa: SIM115
     process = subprocess.Popen(
         [
@@ -151,8 +156,9 @@ def start_ray(name: str, object_store_bytes: int, on_wait: Callable[[], None] = 
             f"--system-config={json.dumps(HEALTH_CHECKS)}",
         ],
         stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {SESSION_MARK: mark},
     )  # fmt: skip
-    session = Session(name=name, address=address, token=token, pid=process.pid)
+    session = Session(name=name, address=address, token=token, pid=process.pid, mark=mark)
     deadline = monotonic_s() + START_DEADLINE_S
     while True:
         on_wait()
@@ -214,15 +220,33 @@ def stop_ray(session: Session) -> None:
 
     if ray.is_initialized():
         ray.shutdown()
-    if not session.pid or not psutil.pid_exists(session.pid):
+    if not session.pid:
         return
-    head = psutil.Process(session.pid)
-    family = [head, *head.children(recursive=True)]
-    head.send_signal(signal.SIGTERM)
-    _gone, alive = psutil.wait_procs(family, timeout=STOP_DEADLINE_S)
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(alive, timeout=STOP_DEADLINE_S)
+    known = family(session)
+    if psutil.pid_exists(session.pid):
+        psutil.Process(session.pid).send_signal(signal.SIGTERM)
+        psutil.wait_procs(known, timeout=STOP_DEADLINE_S)
+    # What is left has outlived its parent (Serve's HAProxy reloads itself), or does not listen.
+    deadline_s = monotonic_s() + STOP_DEADLINE_S
+    while monotonic_s() < deadline_s:
+        left = [p for p in {*known, *family(session)} if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+
+
+def family(session: Session) -> list[psutil.Process]:
+    """Living processes that an own Ray started: its descendants, and those whose parent has gone, by their mark.
+
+    Ray's own processes overwrite their environment with a title, so the mark alone would miss them.
+    """
+    found = psutil.Process(session.pid).children(recursive=True) if psutil.pid_exists(session.pid) else []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_alive = process.status() != psutil.STATUS_ZOMBIE
+            if is_alive and session.mark and process.environ().get(SESSION_MARK) == session.mark:
+                found.append(process)
+    return found

@@ -12,6 +12,7 @@ from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.directory import Directory
+from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import NODE
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.store_ports import store_nodes
@@ -36,6 +37,7 @@ class StoreNodeActor:
     """One storage node. Disk work runs in threads, so a slow device does not silence the node."""
 
     def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+        begin_logging(str(group))
         self._spec, self._group = spec, group
         self._node: StoreNode | None = None
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="device")
@@ -92,6 +94,7 @@ class IndexActor:
     """The store's index. It keeps nothing: a new life reads every fragment head and goes on."""
 
     def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+        begin_logging(str(group))
         self._spec, self._group = spec, group
         self._config = spec.store_config()
         self._directory = Directory(spec.name, self._on_view)
@@ -118,7 +121,7 @@ class IndexActor:
 
     async def _rebuild(self, service: IndexService) -> None:
         recovered: Recovered = await self._run(
-            lambda: scan_nodes(self._nodes.scans(), self._config, checksums(), int(NODES_WAIT_S * 1e6))
+            lambda: scan_nodes(self._nodes.scans(), self._config, checksums(), now_us(), int(NODES_WAIT_S * 1e6))
         )
         for record in recovered.stripes:
             service.insert(record)

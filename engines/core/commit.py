@@ -84,19 +84,32 @@ def _push_tokens(
     sequence = item.sequence
     logprobs: TokenLogprobs | None = result.logprobs[index] if result.logprobs else None
     drafts = result.accepted[index] if result.accepted else ()
-    tokens = (*drafts, result.sampled[index]) if drafts else (result.sampled[index],)
-    first = sequence.len - sequence.prompt_len
-    for offset, token_id in enumerate(tokens):
-        sequence.push(token_id)
-        is_sampled = offset == len(drafts)
-        events.append(TokenEvent(sequence.request_id, first + offset, token_id, logprobs if is_sampled else None))
-        reason = stop_reason(sequence, token_id, eos_token_id, ledger.config.max_model_len)
-        if reason is not None:
-            sequence.finish(reason)
-            sequence.is_reported = True
-            events.append(FinishEvent(sequence.request_id, reason, sequence.output_tokens))
+    for token_id in drafts:
+        if _push(sequence, token_id, None, eos_token_id, ledger.config.max_model_len, events):
             break
+    else:
+        _push(sequence, result.sampled[index], logprobs, eos_token_id, ledger.config.max_model_len, events)
     sequence.cached = sequence.len - 1
+
+
+def _push(
+    sequence: Sequence,
+    token_id: int,
+    logprobs: TokenLogprobs | None,
+    eos_token_id: int,
+    max_model_len: int,
+    events: list[Event],
+) -> bool:
+    """Push one token and report it; true if it ends the sequence."""
+    events.append(TokenEvent(sequence.request_id, sequence.len - sequence.prompt_len, token_id, logprobs))
+    sequence.push(token_id)
+    reason = stop_reason(sequence, token_id, eos_token_id, max_model_len)
+    if reason is None:
+        return False
+    sequence.finish(reason)
+    sequence.is_reported = True
+    events.append(FinishEvent(sequence.request_id, reason, sequence.output_tokens))
+    return True
 
 
 def _place_prefilled(ledger: Ledger, sequence: Sequence, events: list[Event]) -> None:

@@ -10,7 +10,6 @@ from shoal.engines.core.request import FinishReason
 from shoal.engines.core.sequence import Phase, Sequence
 
 _len = attrgetter("len")
-_output_tokens = attrgetter("output_tokens")
 
 
 class DecodePlan(NamedTuple):
@@ -23,12 +22,12 @@ class DecodePlan(NamedTuple):
 
 
 def plan_decode(ledger: Ledger) -> DecodePlan:
-    """Plan one row for every running sequence (engine runtime notes 4); longest sequences come first."""
+    """Plan a row, and one a draft, for every running sequence (engine runtime notes 4); the longest come first."""
     finished = ledger.collect_finished()
     dropped = ledger.sweep_waiting()
     finished += _admit(ledger)
     # Stable, so ties keep their order and a plan does not depend on how the sort is implemented.
-    candidates = sorted(ledger.running, key=_output_tokens, reverse=True)
+    candidates = sorted(ledger.running, key=lambda s: s.len - s.prompt_len, reverse=True)
     scheduled, victims = _keep_in_blocks(ledger, candidates)
     preempted = []
     for victim in victims:
@@ -38,8 +37,9 @@ def plan_decode(ledger: Ledger) -> DecodePlan:
             preempted.append(victim.request_id)
     scheduled.sort(key=_len, reverse=True)
     ledger.running = scheduled
-    assert len(scheduled) <= ledger.config.step_tokens_max, f"{len(scheduled)} rows in a decode step"
-    items = [PlanItem(sequence, sequence.cached, 1, True) for sequence in scheduled]
+    rows = 1 + ledger.rules.drafts
+    assert rows * len(scheduled) <= ledger.config.step_tokens_max, f"{len(scheduled)} sequences in a decode step"
+    items = [PlanItem(sequence, sequence.cached, rows, True) for sequence in scheduled]
     return DecodePlan(items, finished, dropped, preempted)
 
 
@@ -64,12 +64,12 @@ def _keep_in_blocks(ledger: Ledger, candidates: list[Sequence]) -> tuple[list[Se
     scheduled: list[Sequence] = []
     victims: list[Sequence] = []
     block_tokens = ledger.config.cache.block_tokens
-    on_need = ledger.rules.preempt_on_need
+    on_need, drafts = ledger.rules.preempt_on_need, ledger.rules.drafts
     pool = ledger.blocks
     longest, behind = 0, len(candidates)
     while longest < behind:
         sequence = candidates[behind - 1]
-        short = sequence.len > len(sequence.block_table) * block_tokens
+        short = sequence.len + drafts > len(sequence.block_table) * block_tokens
         wanted = 1 if short or not on_need else 0
         while pool.free_count < wanted and behind - longest > 1:
             victims.append(_preempt(ledger, candidates[longest]))
@@ -79,7 +79,8 @@ def _keep_in_blocks(ledger: Ledger, candidates: list[Sequence]) -> tuple[list[Se
         else:
             if short:
                 sequence.block_table += pool.allocate(1)
-            assert sequence.len <= len(sequence.block_table) * block_tokens, f"{sequence.request_id} lacks blocks"
+                room = len(sequence.block_table) * block_tokens
+                assert sequence.len + drafts <= room, f"{sequence.request_id}: {sequence.len} tokens, room for {room}"
             scheduled.append(sequence)
         behind -= 1
     return scheduled, victims

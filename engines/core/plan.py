@@ -68,7 +68,7 @@ class PlanItem(NamedTuple):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Ids of the rows [start, end)."""
+        """Ids of the rows [start, end) as far as they are committed: a decode item's drafts are not among them."""
         return self.sequence.token_slice(self.start, self.start + self.rows)
 
     def lookback(self, count: int) -> tuple[int, ...]:

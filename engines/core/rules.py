@@ -13,9 +13,9 @@ class SchedulingRules:
 
     `all_interval`, `any_interval`: at every multiple of the first, decode gives way to prefill if all ranks want it,
     of the second if any does (engine runtime notes 2). `chunk_alignment`: rows of a chunk are charged in multiples of
-    this (2 * context-parallel ranks). `lookahead_tokens`: no chunk is shorter. `sum_k_max` bounds the keys of a
-    prefill step. The switches below exist because the published engine, whose traces are our fixtures, does the
-    opposite; `published()` gives its choices.
+    this (2 * context-parallel ranks). `lookahead_tokens`: no chunk is shorter. `drafts` are verified for every
+    sequence in every decode step. `sum_k_max` bounds the keys of a prefill step. The switches below exist because
+    the published engine, whose traces are our fixtures, does the opposite; the defaults are what we want.
 
     `vote_when_idle`: while no rank of the group runs anything, vote on every step. `purge_before_vote`: a dead
     request is no work. `younger_may_pass`: a request that cannot run yet does not hold up those behind it.
@@ -29,6 +29,7 @@ class SchedulingRules:
     chunked_prefill: bool = True
     chunk_alignment: int = 1
     lookahead_tokens: int = 0
+    drafts: int = 0
     sum_k_max: int = SUM_K_UNLIMITED
     vote_when_idle: bool = True
     purge_before_vote: bool = True
@@ -43,8 +44,9 @@ class SchedulingRules:
         for name in ("all_interval", "any_interval", "chunk_alignment", "sum_k_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        if self.lookahead_tokens < 0:
-            raise ValueError(f"lookahead_tokens = {self.lookahead_tokens} must be at least 0")
+        for name in ("lookahead_tokens", "drafts"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
 
 
 def prompt_limit(config: EngineConfig, rules: SchedulingRules) -> int:
@@ -61,10 +63,16 @@ def step_room(config: EngineConfig, rules: SchedulingRules) -> int:
 
 def check_settings(config: EngineConfig, rules: SchedulingRules) -> None:
     """Raise ValueError if no sequence could ever be scheduled, or some could be stuck (notes 3, start-up checks)."""
-    if config.step_tokens_max < config.sequences_max:
+    rows = config.sequences_max * (1 + rules.drafts)
+    if config.step_tokens_max < rows:
         raise ValueError(
-            f"step_tokens_max = {config.step_tokens_max} must be at least sequences_max = {config.sequences_max}: "
-            "a decode step computes a row of every sequence"
+            f"step_tokens_max = {config.step_tokens_max} must be at least sequences_max * (1 + drafts) = {rows}: "
+            "a decode step computes that many rows"
+        )
+    if rules.drafts >= config.cache.block_tokens:
+        raise ValueError(
+            f"drafts = {rules.drafts} must be less than block_tokens = {config.cache.block_tokens}: "
+            "a decode step takes at most one block a sequence"
         )
     if step_room(config, rules) < 1:
         raise ValueError(

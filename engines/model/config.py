@@ -170,7 +170,7 @@ class ModelConfig:
         top["vision"] = decode(VisionConfig, _section(raw, "vision_config"), "vision_config", VISION_FIXED, NONE)
         top["quantization"] = quantization
         config = decode(cls, top, "", TOP_FIXED, frozenset({"text", "vision", "quantization"}))
-        from shoal.engines.model.config_rules import check_config
+        from shoal.engines.model.config_rules import check_config  # the rules read the types of this module
 
         check_config(config)
         return config

@@ -1,6 +1,8 @@
 """Vision tower and aligner: patches of one image to the rows that replace its placeholders.
 
-Source: official vision.py. Each image is encoded alone, with full attention inside it.
+Source: official vision.py. Each image is encoded alone, with full attention inside it. In bfloat16 every product is
+summed in float64 and then rounded, as in the trunk: two engines give the same bits for the same image, whatever their
+number of threads.
 """
 
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ class VisionEncoder:
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> None:
         self.config = config.vision
         self.dtype = dtype
+        self._wide = torch.float32 if dtype is torch.float32 else torch.float64
         names = [n for n in weights if n.startswith(("vision.", "aligner.", "image_"))]
         self._weights = {name: weights[name].to(dtype) for name in names}
 
@@ -65,21 +68,24 @@ class VisionEncoder:
         heads = self.config.num_attention_heads
         q, k, v = self._linear(f"{name}.wqkv", x).view(len(x), 3, heads, -1).permute(1, 2, 0, 3)
         q, k = rotate(q, phase), rotate(k, phase)
-        scores = (q.float() @ k.float().transpose(1, 2)) * self.config.head_dim**-0.5
-        out = (scores.softmax(dim=-1) @ v.float()).to(self.dtype)
+        wide = self._wide
+        scores = (q.to(wide) @ k.to(wide).transpose(1, 2)) * self.config.head_dim**-0.5
+        out = (scores.softmax(dim=-1) @ v.to(wide)).to(self.dtype)
         return self._linear(f"{name}.wo", out.transpose(0, 1).flatten(1))
 
     def _mlp(self, name: str, x: Tensor) -> Tensor:
-        gate, up = functional.linear(x, self._weights[f"{name}.w1.weight"]).chunk(2, dim=-1)
-        return functional.linear(functional.silu(gate) * up, self._weights[f"{name}.w2.weight"])
+        gate, up = self._linear(f"{name}.w1", x).chunk(2, dim=-1)
+        return self._linear(f"{name}.w2", functional.silu(gate) * up)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return functional.linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
+        weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
+        out = functional.linear(x.to(self._wide), weight.to(self._wide))
+        return (out if bias is None else out + bias.to(self._wide)).to(self.dtype)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        wide = x.float()
+        wide = x.to(self._wide)
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
-        return (scaled * self._weights[f"{name}.weight"].float()).to(self.dtype)
+        return (scaled * self._weights[f"{name}.weight"].to(self._wide)).to(self.dtype)
 
 
 def token_grid(grid: tuple[int, int], vision: VisionConfig) -> tuple[int, int]:

@@ -22,6 +22,11 @@ class BoundModel:
         """Ids before a chunk that Engram reads."""
         return self._model.engram.lookback
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return self._model.config.text.vocab_size
+
     def forward(self, batch: Batch) -> Tensor:
         """Advance the caches: hidden [S, H] of last rows in prefill, [T, H] of all rows in decode."""
         return self._model.forward(batch, self._caches, self._truncation)

@@ -1,19 +1,22 @@
 """Engine: one rank's scheduler, runner and memory behind plain verbs; no clock, no threads, no network.
 
-The caller's loop is `step(now_us)`, everything else moves requests in and out between steps. A request may wait for
-two things before it runs: rows of its images (`image_ready`) and a store hit (`load_hit`).
+The caller's loop is `step(now_us)` while `has_work`, everything else moves requests in and out between steps. A
+request may wait for two things before it runs: rows of its images (`image_ready`) and a store hit (`load_hit`).
+What is wrong with one request (rows or payloads of another model, ids outside the vocabulary, logits that are not
+finite) ends or rejects that request; an exception out of `step` means that an invariant broke and the memory can no
+longer be trusted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.engines.config import EngineConfig
+from shoal.engines.config import EngineConfig, Role
 from shoal.engines.core.plan import Accepted, Ballot, LoadTarget, Plan, PromptDone, Reservation, StepKind
 from shoal.engines.core.request import EngineRequest, FinishEvent, NoRoom, Rejected, TokenEvent, TokenState
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.vote import decide
 from shoal.engines.ports import GrainMemory, StepRunner
-from shoal.engines.run.inputs import ImageRows
+from shoal.engines.run.inputs import ImageRows, image_objection
 from shoal.engines.run.output import (
     AnchorToSave,
     Capacity,
@@ -57,9 +60,13 @@ class Engine:
         self._images = images
         self._saves_grains = saves_grains
         self._held: dict[str, Held] = {}
+        self._is_stuck = False  # the last step changed nothing, and nothing came in since
 
     def submit(self, request: EngineRequest, now_us: int) -> Accepted | Rejected:
         """Queue a request. It runs when its hit is loaded and the images not wholly inside the hit are ready."""
+        self._is_stuck = False
+        if reason := self._runner.objection(request) or image_objection(request):
+            return Rejected(request.request_id, reason)
         missing = {s.digest for s in request.images if s.end > request.hit_tokens}
         answer = self._scheduler.submit(request, now_us, images_pending=bool(missing))
         if isinstance(answer, Accepted):
@@ -69,13 +76,16 @@ class Engine:
     def image_ready(self, request_id: str, digest: bytes, rows: Tensor) -> bool:
         """Give the rows [span length, hidden] of one image; False if no such request waits for it (late or ended).
 
-        Raises ValueError when the shape is not the span's; the request then still waits.
+        Rows that do not fit the span, or are not finite, end the request with an error and are not kept.
         """
+        self._is_stuck = False
         held = self._held.get(request_id)
         if held is None or digest not in held.missing:
             return False
         span = next(s for s in held.request.images if s.digest == digest)
-        self._images.add(request_id, span, rows)
+        if reason := self._images.add(request_id, span, rows):
+            self._scheduler.fail(request_id, reason)
+            return False
         held.missing.remove(digest)
         if not held.missing:
             self._images_complete(held)
@@ -83,10 +93,12 @@ class Engine:
 
     def fail(self, request_id: str, detail: str) -> bool:
         """End one request with an error (an image that cannot be encoded); False if it is unknown or has ended."""
+        self._is_stuck = False
         return self._scheduler.fail(request_id, detail)
 
     def abort(self, request_id: str) -> bool:
-        """End one request at the client's wish; False if it is unknown or has ended."""
+        """End one request at the client's wish; False if it is unknown, has ended or waits for its hand-off."""
+        self._is_stuck = False
         return self._scheduler.abort(request_id)
 
     def loads_wanted(self) -> tuple[str, ...]:
@@ -96,25 +108,29 @@ class Engine:
     def load_hit(self, request_id: str, grains: Sequence[bytes], anchor: bytes) -> LoadTarget | NoRoom | Rejected:
         """Write a hit's grains and anchor into the request's memory and let it run.
 
-        NoRoom changes nothing: try again after a step. Raises ValueError on too few grains or payloads of another
-        model; the request then still waits: call `hit_missed`.
+        NoRoom changes nothing: try again after a step. Rejected: no such hit is wanted, or these are not its bytes; a
+        request that waits for its hit still does, until `hit_missed` or an abort.
         """
+        self._is_stuck = False
+        held = self._held.get(request_id)
+        wanted = held.request.hit_tokens // self.config.cache.block_tokens if held else 0
+        if len(grains) != wanted:
+            return Rejected(request_id, f"its hit takes {wanted} grains, got {len(grains)}: a shorter hit is a miss")
         target = self._scheduler.load_hit(request_id)
         if not isinstance(target, LoadTarget):
             return target
-        if len(grains) != len(target.blocks):
-            raise ValueError(
-                f"{request_id}: a hit of {target.tokens} tokens takes {len(target.blocks)} grains, got {len(grains)}; "
-                "a shorter hit is a miss"
-            )
-        for block, payload in zip(target.blocks, grains, strict=True):
-            self._memory.write_block(block, payload)
-        self._memory.write_stored(target.slot, anchor)
+        try:
+            for block, payload in zip(target.blocks, grains, strict=True):
+                self._memory.write_block(block, payload)
+            self._memory.write_stored(target.slot, anchor)
+        except ValueError as error:
+            return Rejected(request_id, str(error))
         self._scheduler.hit_loaded(request_id, target.tokens)
         return target
 
     def hit_missed(self, request_id: str) -> tuple[bytes, ...]:
         """The store could not deliver: compute from the start. Returns digests of images now needed as well."""
+        self._is_stuck = False
         held = self._held.get(request_id)
         if held is None:
             return ()
@@ -132,10 +148,14 @@ class Engine:
 
     def cancel(self, reservation: Reservation) -> bool:
         """Give a reservation back; the caller knows that nobody writes into it any more."""
+        self._is_stuck = False
         return self._scheduler.cancel(reservation)
 
     def admit(self, reservation: Reservation, state: TokenState, now_us: int) -> Accepted | Rejected:
         """Start decoding a sequence whose bytes have arrived in the reserved memory."""
+        self._is_stuck = False
+        if reason := self._runner.objection(state.request):
+            return Rejected(state.request.request_id, reason)
         answer = self._scheduler.admit(reservation, state, now_us)
         if isinstance(answer, Accepted):
             self._held[state.request.request_id] = Held(state.request)
@@ -143,8 +163,11 @@ class Engine:
 
     def release(self, request_id: str) -> bool:
         """Free a prompt that was handed off (or will never be); False if there is none."""
-        self._forget(request_id)
-        return self._scheduler.release(request_id)
+        self._is_stuck = False
+        is_released = self._scheduler.release(request_id)
+        if is_released:
+            self._forget(request_id)
+        return is_released
 
     def ballot(self, now_us: int) -> Ballot:
         """What this rank would like, for a vote among the ranks of a group."""
@@ -174,6 +197,8 @@ class Engine:
             anchors=anchors,
             reasons=plan.reasons,
         )
+        self._is_stuck = not (plan.items or plan.finished or plan.dropped or plan.preempted) and self._counts_no_steps
+        self._end_unrepeatable(plan.preempted)
         for event in output.events:
             if isinstance(event, FinishEvent):
                 self._forget(event.request_id)
@@ -181,8 +206,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step may compute or report something; prompts that wait for a hand-off do not count."""
-        return self._scheduler.has_work
+        """Whether a step may compute or report something, so that a loop may sleep until the next call if not.
+
+        False also while requests only wait: for images, a hit, a hand-off, or memory that others hold. A rank of a
+        group steps on as long as any rank has work.
+        """
+        return self._scheduler.has_work and not self._is_stuck
 
     def capacity(self) -> Capacity:
         """Free memory and queued work, now."""
@@ -203,6 +232,11 @@ class Engine:
         self._scheduler.check()
         known = sum(len({s.digest for s in h.request.images}) for h in self._held.values())
         assert len(self._images) <= known, f"{len(self._images)} image rows are held, {known} images are known"
+
+    @property
+    def _counts_no_steps(self) -> bool:
+        """Whether a step without work leaves the next one the same: not so where idle steps count towards a vote."""
+        return self.config.role is not Role.NORMAL or self._scheduler.rules.vote_when_idle
 
     def _images_complete(self, held: Held) -> None:
         request_id = held.request.request_id
@@ -227,6 +261,13 @@ class Engine:
             f"{event.request_id}: {state.cached} tokens to hand off, {event.cached} cached, {done.after} computed"
         )
         return PromptReady(event.request_id, state, done.blocks, done.item.slot)
+
+    def _end_unrepeatable(self, preempted: tuple[str, ...]) -> None:
+        """A preempted prompt is computed again from its start: impossible without the images that its hit spared."""
+        for request_id in preempted:
+            spans = self._held[request_id].request.images
+            if any(not self._images.has(request_id, s.digest) for s in spans):
+                self._scheduler.fail(request_id, "preempted, and images inside its hit are not here: submit it again")
 
     def _forget(self, request_id: str) -> None:
         held = self._held.pop(request_id, None)

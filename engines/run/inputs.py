@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from shoal.engines.core.plan import Plan, PlanItem, StepKind
-from shoal.engines.core.request import ImageSpan
+from shoal.engines.core.request import EngineRequest, ImageSpan
 from shoal.engines.model.batch import Batch
 from torch import Tensor
 
@@ -21,14 +21,15 @@ class ImageRows:
         self.hidden = hidden
         self._rows: dict[tuple[str, bytes], Tensor] = {}
 
-    def add(self, request_id: str, span: ImageSpan, rows: Tensor) -> None:
-        """Keep [span.length, hidden] rows, delimiters included; raises ValueError on another shape."""
+    def add(self, request_id: str, span: ImageSpan, rows: Tensor) -> str:
+        """Keep [span.length, hidden] rows, delimiters included; or say why they cannot be this image's."""
+        image = f"image {span.digest.hex()[:12]} of {request_id}"
         if tuple(rows.shape) != (span.length, self.hidden):
-            raise ValueError(
-                f"image {span.digest.hex()[:12]} of {request_id}: rows have shape {tuple(rows.shape)}, its span takes "
-                f"{(span.length, self.hidden)}; encode it with the vision tower of this model"
-            )
+            return f"{image}: rows have shape {tuple(rows.shape)}, its span takes {(span.length, self.hidden)}"
+        if not bool(torch.isfinite(rows).all()):
+            return f"{image}: rows hold values that are not finite"
         self._rows[request_id, span.digest] = rows
+        return ""
 
     def has(self, request_id: str, digest: bytes) -> bool:
         """Whether an image's rows are here."""
@@ -47,6 +48,18 @@ class ImageRows:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def image_objection(request: EngineRequest) -> str:
+    """Why a request's images contradict each other; "" if they do not."""
+    lengths: dict[bytes, int] = {}
+    for span in request.images:
+        if lengths.setdefault(span.digest, span.length) != span.length:
+            return (
+                f"image {span.digest.hex()[:12]} has spans of {lengths[span.digest]} and {span.length} tokens: "
+                "equal digests mean equal rows"
+            )
+    return ""
 
 
 def build_batch(plan: Plan, images: ImageRows, lookback: int) -> Batch:

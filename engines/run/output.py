@@ -49,7 +49,7 @@ class AnchorToSave:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything one step produced. `rows` were computed; 0 means that nothing was due."""
+    """Everything one step produced. `rows` were computed; 0 means that nothing was due. False if there is no news."""
 
     step: int
     kind: StepKind
@@ -60,6 +60,9 @@ class StepOutput:
     grains: tuple[GrainToSave, ...] = ()
     anchors: tuple[AnchorToSave, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.events or self.prompts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
-from shoal.engines.core.request import TokenLogprobs
+from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
@@ -18,6 +18,11 @@ class TokenModel(Protocol):
     @property
     def lookback(self) -> int:
         """Ids before a chunk that Engram reads."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:
@@ -49,6 +54,14 @@ class Runner:
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
         return sampled_result(plan.items, complete, logits)
+
+    def objection(self, request: EngineRequest) -> str:
+        """Why the model cannot read this request's ids, with the rule; "" if it can."""
+        limit = self._model.vocabulary
+        if min(request.token_ids, default=0) >= 0 and max(request.token_ids, default=0) < limit:
+            return ""
+        index, token = next((i, t) for i, t in enumerate(request.token_ids) if not 0 <= t < limit)
+        return f"token_ids[{index}] = {token} must lie in 0..{limit - 1}, the ids of this model's vocabulary"
 
 
 def last_rows(plan: Plan) -> list[int]:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from shoal.engines.model.engram import EngramHash, class_map
 from shoal.engines.model.save import quantised, save_checkpoint
-from shoal.engines.toy.configuration import toy_config
-from shoal.engines.toy.initialise import random_weights
-from shoal.engines.toy.tokenizer import train_tokenizer
+from shoal.engines.toy.configuration import TEXT, VISION, toy_config
+from shoal.engines.toy.initialise import ROW_FACTORS, RULES, SEED, random_weights
+from shoal.engines.toy.text import corpus
+from shoal.engines.toy.tokenizer import special_tokens, train_tokenizer
 
-# Raise it when anything that changes the built bytes changes: it names the directory.
-BUILDER_VERSION = 1
+# Raise it when the built bytes change for a reason that `checkpoint_key` does not see.
+BUILDER_VERSION = 2
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def ensure_toy(cache_dir: Path | None = None) -> Path:
@@ -25,7 +27,7 @@ def ensure_toy(cache_dir: Path | None = None) -> Path:
     """
     root = cache_dir if cache_dir is not None else default_cache_dir()
     target = root / f"toy-{checkpoint_key()}"
-    if target.is_dir():
+    if _is_complete(target):
         return target
     root.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".toy-", dir=root))
@@ -34,10 +36,10 @@ def ensure_toy(cache_dir: Path | None = None) -> Path:
         aside.chmod(0o755)
         try:
             aside.rename(target)
-        except OSError:
+        except OSError as error:
             # Another process was first; its directory is complete, because only complete ones are renamed.
-            if not target.is_dir():
-                raise
+            if not _is_complete(target):
+                raise OSError(f"{target}: is in the way and lacks some of {FILES}; remove it") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return target
@@ -59,11 +61,16 @@ def write_toy(directory: Path, progress: Callable[[str], None] = lambda line: No
 
 
 def checkpoint_key() -> str:
-    """What distinguishes this builder's checkpoint from another version's: 12 hex digits."""
-    return hashlib.sha256(f"shoal-toy-{BUILDER_VERSION}".encode()).hexdigest()[:12]
+    """What distinguishes this builder's checkpoint from another's: 12 hex digits over all that it is built from."""
+    ingredients = (BUILDER_VERSION, TEXT, VISION, SEED, RULES, ROW_FACTORS, special_tokens(), corpus())
+    return hashlib.sha256(repr(ingredients).encode()).hexdigest()[:12]
 
 
 def default_cache_dir() -> Path:
     """`$XDG_CACHE_HOME/shoal`, or `~/.cache/shoal`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "shoal"
+
+
+def _is_complete(directory: Path) -> bool:
+    return all((directory / name).is_file() for name in FILES)

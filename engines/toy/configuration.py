@@ -58,6 +58,6 @@ def toy_config(tokenizer: Tokenizer) -> ModelConfig:
                 "expert_dtype": "fp4",
             },
             "text_config": text,
-            "vision_config": VISION | VISION_FIXED,
+            "vision_config": {**VISION, **VISION_FIXED},
         }
     )

@@ -43,15 +43,13 @@ RULES: tuple[tuple[str, float, float, bool], ...] = (
     ("*.weight", 0.0, 1.0, True),
 )
 # Factors on rows of the head, so that greedy text is printable and ends now and then.
-SPECIAL_FACTOR = 0.05
-EOS_FACTOR = 0.8
-UNREADABLE_FACTOR = 0.3
+ROW_FACTORS = {"special": 0.05, "end": 0.8, "unreadable": 0.3, "readable": 1.0}
 
 
 def random_weights(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     """Float32 weights by name, scales left out; each depends on its name and the seed alone."""
     weights = {n: _draw(spec) for n, spec in tensor_specs(config).items() if spec.dtype != "F8_E8M0"}
-    factors = torch.tensor([_readability(config, tokenizer, i) for i in range(config.text.vocab_size)])
+    factors = torch.tensor([ROW_FACTORS[_row_kind(config, tokenizer, i)] for i in range(config.text.vocab_size)])
     weights["head.weight"] *= factors[:, None]
     return weights
 
@@ -64,10 +62,10 @@ def _draw(spec: TensorSpec) -> Tensor:
     return torch.from_numpy(values * np.float32(spread / shape[-1] ** 0.5 if by_inputs else spread) + np.float32(mean))
 
 
-def _readability(config: ModelConfig, tokenizer: Tokenizer, token_id: int) -> float:
+def _row_kind(config: ModelConfig, tokenizer: Tokenizer, token_id: int) -> str:
     if token_id == config.eos_token_id:
-        return EOS_FACTOR
+        return "end"
     text = tokenizer.decode([token_id], skip_special_tokens=True)
     if not text:
-        return SPECIAL_FACTOR
-    return 1.0 if text.isprintable() and text.isascii() else UNREADABLE_FACTOR
+        return "special"
+    return "readable" if text.isprintable() and text.isascii() else "unreadable"

@@ -1,9 +1,13 @@
-r"""The toy tokenizer: byte-level BPE of 1024 ids with the chat format's special tokens, trained in a moment.
+"""The toy tokenizer: byte-level BPE of 1024 ids with the chat format's special tokens, trained in a moment.
 
-Encoding a chat with it is what the released tokenizer needs too (the image placeholder has another spelling than
-deepseek-recipe's default, and its id is `image_token_id` of config.json, not deepseek-recipe's constant):
+Encoding a chat with it is what the released tokenizer needs too. The image placeholder is spelt otherwise than
+deepseek-recipe's default, so both its front end and its encoder must be told, and the placeholder's id is
+`image_token_id` of config.json, never deepseek-recipe's constant; one id stands for a whole image span:
 
-    encoding = DeepseekV41Encoding().with_special_tokens(SpecialTokens(image="<｜deepseek_image｜>"))
+    special = SpecialTokens(image=IMAGE)
+    options = ConversionOptions().with_special_tokens(special)
+    conversation = ChatCompletionRequest(body).convert(options).conversation
+    encoding = DeepseekV41Encoding().with_special_tokens(special)
     ids = encoding.with_tokenizer(Tokenizer.from_file(f"{directory}/tokenizer.json")).encode(conversation)
 """
 

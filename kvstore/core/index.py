@@ -76,7 +76,9 @@ class StoreIndex:
         self._orphans: Orphans[_Stripe] = Orphans(config.orphans_max, config.orphan_grace_us)
         self._expiry: list[tuple[int, int, bytes]] = []  # (expires, -depth, key) of leaves
         self._recency: list[tuple[int, int, bytes]] = []  # (last use, -depth, key) of leaves
-        self._ages: list[tuple[int, bytes]] = []  # (created, key) of all grains
+        # Only first grains: none behind one is older, and past its age no match goes through it.
+        self._ages: list[tuple[int, bytes]] = []  # (created, key)
+        self._overdue: list[tuple[int, bytes]] = []  # past their age but pinned
         self._pins: dict[int, tuple[_Grain, str]] = {}
         self._pin_count = 0
         self._anchor_count = 0
@@ -133,6 +135,8 @@ class StoreIndex:
         assert grain.pins > 0, f"grain {grain.key.hex()} released more often than pinned"
         grain.pins -= 1
         self._queue_leaf(grain)
+        while self._overdue:
+            heappush(self._ages, self._overdue.pop())
         return True
 
     def release_owner(self, owner: str) -> int:
@@ -147,7 +151,10 @@ class StoreIndex:
         """
         self.expire(now_us)
         name = (record.stripe_id, record.generation)
-        if name in self._stripes or name in self._freed:
+        if name in self._freed:
+            return 0
+        if name in self._stripes:
+            self._complete(self._stripes[name], record)
             return 0
         stripe = self._stripes[name] = _Stripe(record)
         self._live_bytes += record.stored_bytes
@@ -169,13 +176,12 @@ class StoreIndex:
         self._now_us = now_us = max(self._now_us, now_us)
         gone = 0
         while self._ages and self._ages[0][0] + self._config.ttl.max_age_us <= now_us:
-            created_us, key = self._ages[0]
-            grain = self._grains.get(key)
-            if grain is not None and grain.created_us == created_us:
-                gone += self._forget_behind(grain)
-                if self._grains.get(key) is grain:
-                    break  # pinned: younger ones wait with it, and no match goes through a grain past its age
-            heappop(self._ages)
+            created_us, key = heappop(self._ages)
+            root = self._grains.get(key)
+            if root is not None and root.created_us == created_us:
+                gone += self._forget_behind(root)
+                if self._grains.get(key) is root:
+                    self._overdue.append((created_us, key))  # pinned: tried again after a release
         while self._expiry and self._expiry[0][0] <= now_us:
             gone += self._expire_leaf(heappop(self._expiry)[2])
         for orphan in self._orphans.take_due(now_us):
@@ -258,6 +264,12 @@ class StoreIndex:
             self._drop_object(stripe)
         return new
 
+    def _complete(self, stripe: _Stripe, record: StripeRecord) -> None:
+        """Take a repeated record if it knows more fragments (recovery may see a stripe while it is written)."""
+        if stripe.record.locations.count(None) > record.locations.count(None):
+            self._live_bytes += record.stored_bytes - stripe.record.stored_bytes
+            stripe.record = record
+
     def _can_attach(self, entry: TableEntry) -> bool:
         is_first = entry.kind is Kind.GRAIN and entry.grain_index == 0
         return is_first or needed_key(entry) in self._grains
@@ -283,8 +295,9 @@ class StoreIndex:
         created_us = max(min(now_us, stripe.record.created_us), 0 if parent is None else parent.created_us)
         grain = _Grain(entry, stripe, parent, (created_us, now_us + self._config.ttl.of(entry.traffic)))
         self._grains[entry.key] = grain
-        heappush(self._ages, (created_us, entry.key))
-        if parent is not None:
+        if parent is None:
+            heappush(self._ages, (created_us, entry.key))
+        else:
             parent.children[entry.key] = grain
         self._queue_leaf(grain)
 

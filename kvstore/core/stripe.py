@@ -38,11 +38,11 @@ class Code(Protocol):
     def name(self) -> str:
         """Code and matrix, at most 16 ASCII bytes: parity of another name is not interchangeable."""
 
-    def encode(self, data: Bytes, parity: int) -> Bytes:
-        """uint8 [k, shard bytes] -> parity uint8 [parity, shard bytes]."""
+    def encode(self, data: Bytes, parity: Bytes) -> None:
+        """Fill parity uint8 [m, shard bytes] from data uint8 [k, shard bytes]."""
 
-    def rebuild(self, shards: Mapping[int, Bytes], lost: Sequence[int], data: int, parity: int) -> Bytes:
-        """Exactly k shards by index -> the lost data shards, uint8 [len(lost), shard bytes]."""
+    def rebuild(self, shards: Mapping[int, Bytes], lost: Mapping[int, Bytes], parity: int) -> None:
+        """Fill the rows of the lost data shards from exactly k shards, both by index; rows are contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,13 @@ def encode_stripe(shape: StripeShape, objects: Sequence[StoredObject], code: Cod
         table.append(TableEntry(item.kind, item.key, item.parent, item.grain_index, item.traffic, at, length, bound))
         at += length
     shard_bytes = max(1, -(-at // (shape.data * SHARD_ALIGN))) * SHARD_ALIGN
-    data = np.zeros(shape.data * shard_bytes, dtype=np.uint8)
+    rows = np.empty((shape.data + shape.parity, shard_bytes), dtype=np.uint8)
+    data = rows[: shape.data].reshape(-1)
+    data[at:] = 0
     for entry, item in zip(table, objects, strict=True):
         data[entry.offset : entry.offset + entry.length] = np.frombuffer(item.payload, dtype=np.uint8)
-    rows = data.reshape(shape.data, shard_bytes)
-    payloads = tuple(row.tobytes() for row in (*rows, *code.encode(rows, shape.parity)))
+    code.encode(rows[: shape.data], rows[shape.data :])
+    payloads = tuple(row.tobytes() for row in rows)
     rest = (code.name, at, shard_bytes)
     body = b"".join(_entry(entry) for entry in table)
     heads = tuple(
@@ -228,7 +230,7 @@ class Gathering:
                 rows[index] = fragment.payload
         if lost:
             shards = {index: fragment.payload for index, fragment in chosen.items()}
-            rows[lost] = self._code.rebuild(shards, lost, self._data, self._parity)
+            self._code.rebuild(shards, {index: rows[index] for index in lost}, self._parity)
         return self._cut(head, rows.reshape(-1))
 
     def _cut(self, head: Head, flat: Bytes) -> dict[tuple[Kind, bytes], memoryview | Miss]:

@@ -88,15 +88,15 @@ class DirectoryDevice:
         except OSError as error:
             return Erased(f"{self._config.name}: {error}")
         try:
-            raw = _read(fd, HEADER_BYTES + location.length, location.offset)
+            header = _read(fd, HEADER_BYTES, location.offset)
+            fragment = _read(fd, location.length, location.offset + HEADER_BYTES)
         except OSError as error:
             return Erased(f"{self._config.name}: {error}")
         finally:
             os.close(fd)
-        record = read_header(raw[:HEADER_BYTES], location.segment, location.offset, crc32c)
+        record = read_header(header, location.segment, location.offset, crc32c)
         if isinstance(record, Erased):
             return record
-        fragment = raw[HEADER_BYTES:]
         return check_fragment(fragment, record, crc32c) or fragment
 
     def delete(self, location: Location) -> bool:

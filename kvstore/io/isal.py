@@ -7,7 +7,7 @@ The library is a system libisal or the one inside the pyeclib wheel. Matrix: ISA
 import ctypes
 import ctypes.util
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -62,22 +62,20 @@ class IsalCode:
         """Code and matrix as fragment heads record them."""
         return CODE_NAME
 
-    def encode(self, data: Bytes, parity: int) -> Bytes:
-        """uint8 [k, shard bytes], C-contiguous -> parity uint8 [parity, shard bytes]."""
-        assert data.flags.c_contiguous, "data must be contiguous rows"
+    def encode(self, data: Bytes, parity: Bytes) -> None:
+        """Fill parity uint8 [m, shard bytes] from data uint8 [k, shard bytes], both C-contiguous."""
         rows, length = data.shape
-        out = np.empty((parity, length), dtype=np.uint8)
-        self._multiply(self._encode_tables(rows, parity), list(data), out)
-        return out
+        assert parity.shape[1] == length, f"parity rows of {parity.shape[1]} bytes for shards of {length}"
+        self._multiply(self._encode_tables(rows, len(parity)), _addresses(data), _addresses(parity), length)
 
-    def rebuild(self, shards: Mapping[int, Bytes], lost: Sequence[int], data: int, parity: int) -> Bytes:
-        """Exactly k shards by index -> the lost data shards in the order of `lost`, uint8 [len(lost), shard bytes]."""
-        assert len(shards) == data, f"{len(shards)} shards, exactly {data} needed"
+    def rebuild(self, shards: Mapping[int, Bytes], lost: Mapping[int, Bytes], parity: int) -> None:
+        """Fill the rows of the lost data shards from exactly k shards, both by index; all rows contiguous."""
         have = tuple(sorted(shards))
-        sources = [np.ascontiguousarray(shards[index]) for index in have]
-        out = np.empty((len(lost), len(sources[0])), dtype=np.uint8)
-        self._multiply(self._rebuild_tables(have, tuple(lost), data, parity), sources, out)
-        return out
+        lengths = {len(row) for row in (*shards.values(), *lost.values())}
+        assert len(lengths) == 1, f"shards of different lengths: {sorted(lengths)}"
+        tables = self._rebuild_tables(have, tuple(lost), len(have), parity)
+        sources = [_address(shards[index]) for index in have]
+        self._multiply(tables, sources, [_address(row) for row in lost.values()], lengths.pop())
 
     def matrix(self, data: int, parity: int) -> Bytes:
         """uint8 [k + m, k]: identity over the Cauchy rows."""
@@ -85,14 +83,23 @@ class IsalCode:
         self._library.gf_gen_cauchy1_matrix(_pointer(matrix), data + parity, data)
         return matrix
 
-    def _multiply(self, tables: Bytes, sources: list[Bytes], out: Bytes) -> None:
-        length = len(sources[0])
-        assert all(len(row) == length for row in sources), "shards of different lengths"
-        if not len(out):
-            return
+    def bare_call(self, sources: Sequence[Bytes], out: Bytes, rows: Bytes) -> Callable[[], None]:
+        """One `ec_encode_data` with everything prepared: what the code is measured against."""
+        tables = self._tables(rows)
         inputs = (ctypes.c_void_p * len(sources))(*(row.ctypes.data for row in sources))
         outputs = (ctypes.c_void_p * len(out))(*(row.ctypes.data for row in out))
-        self._library.ec_encode_data(length, len(sources), len(out), _pointer(tables), inputs, outputs)
+        arguments = (len(sources[0]), len(sources), len(out), _pointer(tables), inputs, outputs)
+
+        def call(keep: tuple[object, ...] = (sources, out, tables)) -> None:
+            self._library.ec_encode_data(*arguments)
+
+        return call
+
+    def _multiply(self, tables: Bytes, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        inputs = (ctypes.c_void_p * len(sources))(*sources)
+        outputs = (ctypes.c_void_p * len(targets))(*targets)
+        table = ctypes.c_void_p(_address(tables))
+        self._library.ec_encode_data(length, len(sources), len(targets), table, inputs, outputs)
 
     def _make_encode_tables(self, data: int, parity: int) -> Bytes:
         return self._tables(self.matrix(data, parity)[data:])
@@ -114,3 +121,14 @@ class IsalCode:
 
 def _pointer(array: Bytes) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
+
+
+def _addresses(rows: Bytes) -> Sequence[int]:
+    """Address of each row of a C-contiguous matrix."""
+    assert rows.flags.c_contiguous, "rows must be contiguous"
+    first = _address(rows)
+    return range(first, first + rows.nbytes, rows.shape[1])
+
+
+def _address(row: Bytes) -> int:
+    return int(row.__array_interface__["data"][0])  # several times as fast as row.ctypes.data

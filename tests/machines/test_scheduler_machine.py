@@ -9,7 +9,7 @@ from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, Tok
 
 from tests.engines.core.desk import Desk, config_of, next_token, request_of
 
-STEPS_TO_DRAIN = 400
+STEPS_TO_DRAIN = 5000
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -46,6 +46,7 @@ def scheduling_rules(settings: dict[str, Any], as_published: bool) -> Scheduling
         chunked_prefill=settings["chunked_prefill"],
         chunk_alignment=2 * settings["cp_size"] if settings["cp_size"] > 1 else 1,
         lookahead_tokens=settings["lookahead_tokens"],
+        drafts=settings["nextn"],
         sum_k_max=settings["prefill_max_sum_seqlen_k"],
         vote_when_idle=wanted,
         purge_before_vote=wanted,
@@ -58,11 +59,10 @@ def scheduling_rules(settings: dict[str, Any], as_published: bool) -> Scheduling
 
 
 def build_scheduler(settings: dict[str, Any], as_published: bool) -> StepScheduler:
-    """A scheduler of one rank set up as the scenario says. Raises NotYetError for drafts and pipelining."""
-    if settings["nextn"]:
-        raise NotYetError(f"nextn {settings['nextn']}")
-    if settings["zos"]:
-        raise NotYetError("zos")
+    """A scheduler of one rank set up as the scenario says. Raises NotYetError for pipelining and verify lengths."""
+    for name in ("zos", "varlen"):
+        if settings[name]:
+            raise NotYetError(name)
     config = EngineConfig(
         role=Role(settings["engine_type"].lower()),
         max_model_len=settings["max_model_len"],

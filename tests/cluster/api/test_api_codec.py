@@ -90,6 +90,24 @@ def test_adjacent_images_and_a_spelled_placeholder():
     assert prompt.token_ids.count(CODEC.image_token_id) == 13
 
 
+def test_the_models_own_image_rule_gives_the_spans():
+    """Spans and canvases of the live preprocessor agree with the model's layout, which has golden cases."""
+    from shoal.cluster.live.pixels import ModelPixels
+    from shoal.engines.model import images
+    from shoal.engines.model.config import ModelConfig
+
+    vision = ModelConfig.from_dir(ORACLE).vision
+    codec = ChatCodec.from_file(ORACLE, ModelPixels(ORACLE))
+    sizes = [(448, 336), (33, 200), (640, 480)]
+    parts = [image_part(data_url(picture(*size))) for size in sizes]
+    prompt = codec.encode(body_of([{"role": "user", "content": parts}]), SETTINGS)
+    for size, span, canvas in zip(sizes, prompt.spans, prompt.canvases, strict=True):
+        plan = images.layout(*size, vision)
+        assert (span.length, span.grid_rows, span.grid_columns) == (plan.tokens, plan.rows, plan.columns)
+        assert canvas.shape == (plan.canvas_height, plan.canvas_width, 3)
+        assert span.digest == images.digest(canvas, vision)
+
+
 def test_the_output_limit_is_resolved_against_the_context():
     hi = [{"role": "user", "content": "hi"}]
     prompt = CODEC.encode(body_of(hi), SETTINGS)

@@ -15,7 +15,7 @@ COVERED_KINDS = {
     "vote", "vote_table", "blocks", "num_blocks", "inflight", "runtime_max_model_len", "yoco", "yoco_mask", "yoco_clip",
     "ring", "state_layout", "state_slots", "block_layout",
 }  # fmt: skip
-LATER_TRACES = ("fork-", "zos-", "stop-")
+LATER_TRACES = ("fork-", "zos-", "stop-04-so-dead")
 
 
 @pytest.mark.parametrize("entry", DOCUMENT["scenarios"], ids=lambda entry: entry["id"])
@@ -79,3 +79,10 @@ def test_the_command_refuses_what_it_cannot_read(capsys, tmp_path):
     other.write_text("format: 7\n")
     assert main([str(other)]) == 2
     assert "expected a map with format: 1" in capsys.readouterr().err
+
+
+def test_a_step_that_should_fail_and_does_not_is_a_failure():
+    entry = entry_of("decode-06-empty") | {"ops": [{"step": {}, "expect_error": "anything"}]}
+    verdict = replay_entry(entry, DEFAULTS)
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.differences == ("op 0: expected an error, got a decode step",)

@@ -360,9 +360,10 @@ def test_a_second_plan_before_the_commit_is_a_defect_of_the_caller():
 @pytest.mark.parametrize(
     ("changes", "rules", "message"),
     [
-        ({"step_tokens_max": 3}, {}, "step_tokens_max = 3 must be at least sequences_max = 4"),
+        ({"step_tokens_max": 3}, {}, "step_tokens_max = 3 must be at least sequences_max \\* \\(1 \\+ drafts\\) = 4"),
         ({}, {"sum_k_max": 100}, "sum_k_max = 100 must be at least the longest prompt, 256"),
         ({"watermark": 0.0}, {}, "watermark = 0.0 must lie in"),
+        ({}, {"drafts": 16}, "must be at least sequences_max|drafts = 16 must be less than block_tokens = 16"),
         ({}, {"all_interval": 0}, "all_interval = 0 must be at least 1"),
     ],
 )
@@ -374,3 +375,18 @@ def test_settings_that_would_stall_are_refused(changes, rules, message):
 def test_a_scheduler_for_encoders_does_not_exist():
     with pytest.raises(ValueError, match="role = encoder has no sequences"):
         StepScheduler(config_of(role=Role.ENCODER), EOS)
+
+
+def test_accepted_drafts_are_pushed_in_order_and_blocks_are_taken_ahead():
+    desk = Desk.open(drafts=3)
+    desk.scheduler.submit(request_of("a", 12, max_tokens=6), 0)
+    desk.step()
+    plan = desk.plan()
+    assert batch(plan) == [("a", 12, 4)]
+    assert list(plan.items[0].block_table) == [1]
+    desk.scheduler.commit(plan, StepResult([503], accepted=[[501, 502]]), 0)
+    plan = desk.plan()
+    assert (batch(plan), list(plan.items[0].block_table)) == ([("a", 15, 4)], [1, 2])
+    events = desk.scheduler.commit(plan, StepResult([509], accepted=[[504, 505, 506]]), 0)
+    assert [e.token_id for e in events if isinstance(e, TokenEvent)] == [504, 505]
+    assert events[-1] == FinishEvent("a", FinishReason.LENGTH, 6)

@@ -103,6 +103,18 @@ def test_span_rows_hold_the_delimiters(config: ModelConfig, arrays: dict[str, np
     assert (own - golden).abs().mean() <= 0.01 * (golden.max() - golden.min())
 
 
+def test_threads_do_not_change_a_bit(config: ModelConfig, arrays: dict[str, np.ndarray]) -> None:
+    encoder = VisionEncoder(config, load_model_weights(ORACLE, config, {"vision"}))
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(encoder.encode(given_patches(arrays, "image2"), grid(arrays, "image2")))
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_digest_names_pixels_and_layout(config: ModelConfig) -> None:
     vision = config.vision
     canvas = np.zeros((28, 56, 3), dtype=np.uint8)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from engine_world import World
-from shoal.engines.config import Role
+from shoal.engines.config import Role, Truncation, TruncationMode
 from shoal.engines.core.request import FinishReason, SamplingParams
 from shoal.engines.model.decoder import Model
 
@@ -63,6 +63,30 @@ def test_a_preempted_sequence_is_recomputed_to_the_same_tokens(world: World) -> 
     assert recomputed > 0, "nothing was preempted: the scenario does not test what it says"
     for request in requests:
         assert len(rank.tokens[request.request_id]) == 16
+        world.check(request, rank.tokens[request.request_id])
+
+
+@pytest.mark.parametrize("mode", [TruncationMode.OFF, TruncationMode.MASK])
+def test_other_truncation_modes(world: World, mode: TruncationMode) -> None:
+    world.truncation = Truncation(mode, KEEP)
+    rank = world.rank(Role.NORMAL, step_tokens_max=30)
+    requests = [world.request(f"r{i}", length, world.sampling(4), (7,)) for i, length in enumerate([20, 75])]
+    for request in requests:
+        world.submit(rank, request)
+    rank.run()
+    for request in requests:
+        world.check(request, rank.tokens[request.request_id])
+
+
+def test_steps_that_begin_right_behind_an_image(world: World) -> None:
+    """Engram's look-back stops at the image: in a chunk at its end, two tokens on, and in the first decode steps."""
+    rank = world.rank(Role.NORMAL)
+    cut = world.request("cut", 40, world.sampling(4), (8,), checkpoints=(16, 18))
+    last = world.request("last", 38, world.sampling(4), (30,))
+    for request in (cut, last):
+        world.submit(rank, request)
+    rank.run()
+    for request in (cut, last):
         world.check(request, rank.tokens[request.request_id])
 
 

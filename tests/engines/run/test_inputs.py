@@ -71,8 +71,7 @@ def test_a_decode_step_reads_what_was_generated(rows: ImageRows) -> None:
 
 
 def test_rows_of_another_shape_are_refused(rows: ImageRows) -> None:
-    with pytest.raises(ValueError, match=r"rows have shape \(5, 2\), its span takes \(6, 2\)"):
-        rows.add("b", SPAN, torch.zeros(5, 2))
+    assert "rows have shape (5, 2), its span takes (6, 2)" in rows.add("b", SPAN, torch.zeros(5, 2))
     assert not rows.has("b", b"one")
 
 

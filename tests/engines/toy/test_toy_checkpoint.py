@@ -3,25 +3,38 @@
 import hashlib
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from deepseek_recipe import ChatCompletionRequest, ConversionOptions, DeepseekV41Encoding, SpecialTokens
+from deepseek_recipe import (
+    ChatCompletionRequest,
+    Conversation,
+    ConversionOptions,
+    DataUrlImageSource,
+    DeepseekV41Encoding,
+    SpecialTokens,
+    UserMessage,
+)
 from deepseek_recipe import Tokenizer as RecipeTokenizer
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.engram import EngramHash, read_tokenizer
 from shoal.engines.model.images import grid_of, patches, preprocess
 from shoal.engines.model.numerics import Mode
+from shoal.engines.model.quant import dequantise_fp8, dequantise_fp8_blocks, dequantise_mxfp4
 from shoal.engines.model.vision import VisionEncoder
 from shoal.engines.model.weights import Weights, load_model_weights
 from shoal.engines.toy.__main__ import main
 from shoal.engines.toy.build import checkpoint_key, default_cache_dir, ensure_toy
+from shoal.engines.toy.initialise import random_weights
 from shoal.engines.toy.tokenizer import IMAGE, special_tokens, train_tokenizer
 
-CASES = json.loads((Path(__file__).resolve().parents[2] / "data" / "oracle" / "chat_cases.json").read_text())
+ORACLE = Path(__file__).resolve().parents[2] / "data" / "oracle"
+CASES = json.loads((ORACLE / "chat_cases.json").read_text())
 TOKENIZER_DIGEST = "701cf329f981770d87bdb30d79295602d6f5dc6e321aece408f939110f878303"
 
 
@@ -57,6 +70,28 @@ def test_it_is_a_small_checkpoint_in_the_published_layout(toy: Path, config: Mod
     ).shape == (1, 2, 6)
 
 
+@pytest.mark.parametrize(
+    ("name", "dequantise", "tolerance"),
+    [
+        ("layers.3.attn.wq_a", dequantise_fp8_blocks, 0.035),
+        ("layers.4.engram.embed", dequantise_fp8, 0.035),
+        ("mtp.1.ffn.experts.3.w2", dequantise_mxfp4, 0.2),
+    ],
+)
+def test_stored_weights_are_the_drawn_ones(
+    toy: Path,
+    config: ModelConfig,
+    weights: Weights,
+    name: str,
+    dequantise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    tolerance: float,
+) -> None:
+    """Each of the three weight formats is within its rounding, relative to the weights' spread."""
+    drawn = random_weights(config, read_tokenizer(toy))[f"{name}.weight"]
+    stored = dequantise(weights[f"{name}.weight"].view(torch.uint8), weights[f"{name}.scale"])
+    assert (stored - drawn).abs().mean() < tolerance * drawn.std()
+
+
 def test_two_builds_are_equal(toy: Path, tmp_path: Path) -> None:
     again = ensure_toy(tmp_path)
     assert again != toy
@@ -78,6 +113,15 @@ def test_builders_at_the_same_time_agree(tmp_path: Path) -> None:
     assert set(found) == {tmp_path / f"toy-{checkpoint_key()}"}
     assert [p.name for p in tmp_path.iterdir()] == [f"toy-{checkpoint_key()}"]
     load_model_weights(found[0], ModelConfig.from_dir(found[0]))
+
+
+def test_a_damaged_cache_is_named(tmp_path: Path) -> None:
+    left = tmp_path / f"toy-{checkpoint_key()}"
+    left.mkdir()
+    (left / "config.json").write_text("{}")
+    with pytest.raises(OSError, match="lacks some of"):
+        ensure_toy(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [left.name]
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,36 +157,61 @@ def test_special_tokens_are_where_the_configuration_says(toy: Path, config: Mode
     assert 700 < classes < config.text.vocab_size, "case variants must share classes"
 
 
+SPECIAL = SpecialTokens(image=IMAGE)
+PICTURE = "data:image/png;base64,AAAA"
+
+
+def conversation_of(case: dict[str, Any]) -> Conversation:
+    """One recorded conversation, through the OpenAI-style front end; an image inside a sentence has only the other."""
+    if any("images" in m for m in case["messages"]):
+        content = case["messages"][0]["content"].replace("<image>", IMAGE)
+        message = UserMessage(content, [DataUrlImageSource(PICTURE)], image_token=IMAGE)
+        return Conversation([message], thinking_mode=case["thinking"], reasoning_effort=case["reasoning_effort"])
+    messages: list[dict[str, Any]] = []
+    for message in case["messages"]:
+        calls = [{"id": c["id"], "type": "function", "function": c} for c in message.get("tool_calls", [])]
+        messages.append(message | ({"tool_calls": calls} if calls else {}))
+    body = {"messages": messages, "thinking": {"type": "enabled" if case["thinking"] else "disabled"}}
+    if "tools" in case:
+        body["tools"] = [{"type": "function", "function": tool} for tool in case["tools"]]
+    return converted(body | ({"reasoning_effort": case["reasoning_effort"]} if "reasoning_effort" in case else {}))
+
+
+def converted(body: dict[str, Any]) -> Conversation:
+    request = ChatCompletionRequest(body | {"model": "DeepSeek-V4.1-Flash"})
+    return request.convert(ConversionOptions().with_special_tokens(SPECIAL)).conversation
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_chats_encode_as_they_render(toy: Path, case: dict[str, object]) -> None:
-    """The golden prompt text, encoded as deepseek-recipe does: specials as one id each, plain text between them."""
-    tokenizer = read_tokenizer(toy)
-    text = str(case["prompt"])
-    ids: list[int] = []
-    at = 0
-    plain = RecipeTokenizer.from_file(str(toy / "tokenizer.json"))
-    assert plain is not None
-    for start, end in case["special_ranges"]:  # type: ignore[attr-defined]
-        ids += tokenizer.encode(text[at:start]).ids if start > at else []
-        ids.append(tokenizer.token_to_id(text[start:end]))
-        at = end
-    ids += tokenizer.encode(text[at:]).ids
-    assert None not in ids
-    assert tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-def test_deepseek_recipe_encodes_with_it(toy: Path, config: ModelConfig) -> None:
-    body = {
-        "model": "DeepSeek-V4.1-Flash",
-        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello <think> café"}],
+def test_recorded_chats_encode(toy: Path, case: dict[str, Any]) -> None:
+    """deepseek-recipe takes the toy tokenizer as it takes the oracle's, whose ids are recorded."""
+    conversation = conversation_of(case)
+    encoding = DeepseekV41Encoding().with_special_tokens(SPECIAL)
+    assert encoding.render_conversation(conversation).prompt == case["prompt"]
+    encoders = {
+        directory: encoding.with_tokenizer(RecipeTokenizer.from_file(str(directory / "tokenizer.json")))
+        for directory in (ORACLE, toy)
     }
-    request = ChatCompletionRequest(json.dumps(body)).convert(ConversionOptions())
-    encoding = DeepseekV41Encoding().with_special_tokens(SpecialTokens(image=IMAGE))
-    ids = encoding.with_tokenizer(RecipeTokenizer.from_file(str(toy / "tokenizer.json"))).encode(request.conversation)
-    tokenizer = read_tokenizer(toy)
-    assert ids[0] == config.bos_token_id
-    assert tokenizer.decode(ids, skip_special_tokens=False) == encoding.render_conversation(request.conversation).prompt
-    assert ids.count(tokenizer.token_to_id("<think>")) <= 1, "the user's text must not become a special token"
+    assert encoders[ORACLE].encode(conversation) == case["token_ids"]
+    own = encoders[toy].encode(conversation)
+    assert read_tokenizer(toy).decode(own, skip_special_tokens=False) == case["prompt"]
+    specials = set(special_tokens())
+    assert [i for i in own if i in specials] == [i for i in case["token_ids"] if i in specials]
+
+
+def test_an_image_part_is_one_image_token_and_user_text_is_none(toy: Path, config: ModelConfig) -> None:
+    image = {"type": "image_url", "image_url": {"url": PICTURE}}
+    text = {"type": "text", "text": f"{IMAGE} <think> café"}
+    conversation = converted(
+        {"messages": [{"role": "user", "content": [image, text]}], "thinking": {"type": "disabled"}}
+    )
+    encoding = DeepseekV41Encoding().with_special_tokens(SPECIAL)
+    tokenizer = RecipeTokenizer.from_file(str(toy / "tokenizer.json"))
+    ids = encoding.with_tokenizer(tokenizer).encode(conversation)
+    rendered = encoding.render_conversation(conversation).prompt
+    assert read_tokenizer(toy).decode(ids, skip_special_tokens=False) == rendered
+    assert ids.count(config.image_token_id) == 1
+    assert [i for i in ids if i in special_tokens()] == [0, 1001, config.image_token_id, 1002, 1006]
 
 
 def prompt(toy: Path, text: str) -> list[int]:

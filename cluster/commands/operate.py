@@ -1,0 +1,123 @@
+"""`shoal up`, `down` and `status`: start a cluster, end exactly that cluster, look at it."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from shoal.cluster.commands.running import FAILED, friendly_errors, make_spec, open_ray, progress_bar
+from shoal.cluster.commands.validate import AsJson, ManifestPath, load
+from shoal.cluster.live.session import Session, connect, find, forget, record, sessions, stop_ray
+from shoal.cluster.live.spec import ClusterSpec
+
+Address = Annotated[str | None, typer.Option(help="A running Ray, host:port or ray://…; default: $RAY_ADDRESS or own.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return when ready and leave the cluster running.")]
+RunDir = Annotated[Path | None, typer.Option(help="Where the store lives; default: the user's data folder.")]
+Name = Annotated[str | None, typer.Option(help="Which cluster; default: the only one that is up.")]
+
+
+def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, run_dir: RunDir = None) -> None:
+    """Deploy MANIFEST and wait until it serves. Example: shoal up manifests/local.yaml --detach.
+
+    Without --detach an own cluster ends with Ctrl-C. On somebody else's Ray (--address) it always keeps running.
+    """
+    with friendly_errors():
+        cluster, _ = load(manifest)
+        running = [s.name for s in sessions()]
+        if cluster.name in running:
+            typer.echo(f"shoal: {cluster.name!r} is up already; `shoal down --name {cluster.name}` ends it", err=True)
+            raise typer.Exit(FAILED)
+        spec = make_spec(cluster, run_dir)
+        typer.echo(cluster.to_yaml(), nl=False, err=True)
+        session, endpoint = start(spec, address)
+        typer.echo(f"{cluster.name} is ready at {endpoint} (model {cluster.model.name})")
+        if detach or not session.pid:
+            return
+        typer.echo("Ctrl-C ends it.", err=True)
+        wait_for_signal()
+        end(session)
+
+
+def start(spec: ClusterSpec, address: str | None) -> tuple[Session, str]:
+    """Bring a cluster up with a progress bar; the recorded session and the HTTP endpoint.
+
+    Whatever fails on the way, an own Ray does not stay behind.
+    """
+    api = spec.cluster.api
+    endpoint = f"http://{api.host}:{api.port}"
+    with progress_bar(f"starting {spec.name}") as bar:
+        task = bar.task_ids[0]
+        bar.update(task, now="ray")
+        session = open_ray(spec.name, address)
+        from shoal.cluster.live.launch import bring_up
+
+        try:
+            bring_up(spec, lambda p: bar.update(task, completed=p.ready, total=p.wanted, now=p.what))
+        except BaseException:
+            stop_ray(session)
+            raise
+    session = replace(session, http=endpoint)
+    record(session)
+    return session, endpoint
+
+
+def end(session: Session) -> None:
+    """Take a cluster down; an own Ray goes with it."""
+    if session.pid:
+        stop_ray(session)  # ends every actor: nothing in them outlives a kill that would be worth a slower end
+    else:
+        connect(session)
+        from shoal.cluster.live.launch import take_down
+
+        take_down(session.name)
+    forget(session.name)
+
+
+def down(name: Name = None) -> None:
+    """End a cluster and everything it started; its store stays on disk. Example: shoal down --name local."""
+    with friendly_errors():
+        session = find(name)
+        end(session)
+        typer.echo(f"{session.name} is down")
+
+
+def status(name: Name = None, as_json: AsJson = False) -> None:
+    """Members, their state and load. Example: shoal status --json."""
+    with friendly_errors():
+        session = find(name)
+        connect(session)
+        from shoal.cluster.live.overview import overview
+
+        facts = overview(session.name)
+    if as_json:
+        typer.echo(json.dumps(facts | {"http": session.http}, indent=2))
+    else:
+        Console().print(_table(facts, session))
+    if not facts["healthy"]:
+        raise typer.Exit(FAILED)
+
+
+def _table(facts: dict[str, Any], session: Session) -> Table:
+    state = "healthy" if facts["healthy"] else "; ".join(facts["reasons"])
+    table = Table(title=f"{session.name}  {session.http}  {state}", title_justify="left")
+    for column in ("member", "epoch", "state", "pid", "running", "waiting", "free blocks", "free slots", "tickets"):
+        table.add_column(column)
+    for member in facts["members"]:
+        load = member.get("load") or {}
+        cells = [str(load.get(k, "")) for k in ("running", "waiting", "blocks_free", "slots_free", "tickets")]
+        table.add_row(member["name"], str(member["epoch"]), member["state"], str(member.get("pid", "")), *cells)
+    return table
+
+
+def wait_for_signal() -> None:
+    """Return at SIGINT or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,80 @@
+"""Starting and finding clusters for commands: a manifest's spec, the Ray it runs on, progress while it comes up."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from shoal.cluster.errors import ShoalError
+from shoal.cluster.live.clock import now_us
+from shoal.cluster.live.facts import model_directory
+from shoal.cluster.live.session import Session, SessionError, connect, start_ray
+from shoal.cluster.live.spec import ClusterSpec, model_revision
+from shoal.cluster.resolve import ResolvedCluster
+
+OBJECT_STORE_BYTES = 256 << 20  # embeddings and store fragments on their way; everything else goes one-sided
+FAILED = 1
+BAD_USAGE = 2
+
+
+def data_dir(name: str) -> Path:
+    """Where a cluster keeps its store between runs: `$SHOAL_DATA_DIR/<name>`, else the user's XDG data folder."""
+    base = os.environ.get("SHOAL_DATA_DIR") or os.path.join(
+        os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "shoal"
+    )
+    return Path(base) / name
+
+
+def make_spec(cluster: ResolvedCluster, run_dir: Path | None) -> ClusterSpec:
+    """What every actor is built from; the checkpoint is built first if it is a built-in one."""
+    directory = model_directory(cluster.model_path)
+    return ClusterSpec(
+        cluster=cluster,
+        model_dir=str(directory),
+        revision=model_revision(directory),
+        run_dir=str((run_dir or data_dir(cluster.name)).resolve()),
+        created_us=now_us(),
+    )
+
+
+def open_ray(name: str, address: str | None) -> Session:
+    """Connect to the Ray at `address` (or `$RAY_ADDRESS`), or start one of our own."""
+    foreign = address or os.environ.get("RAY_ADDRESS")
+    if not foreign:
+        return start_ray(name, OBJECT_STORE_BYTES)
+    session = Session(name=name, address=foreign, token=os.environ.get("RAY_AUTH_TOKEN", ""))
+    try:
+        # A job's driver already runs in the uploaded working directory; any other driver sends its checkout.
+        connect(session, working_dir=None if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ else str(Path.cwd()))
+    except ConnectionError as error:
+        raise SessionError(f"no Ray answers at {foreign}: {error}; start one with `ray start --head`") from error
+    return session
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Progress]:
+    """A bar on stderr: one line that moves on a terminal, silent elsewhere."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        bar.add_task(what, total=None, now="")
+        yield bar
+
+
+@contextmanager
+def friendly_errors() -> Iterator[None]:
+    """A mistake of the user ends as one message and an exit code, without a traceback."""
+    try:
+        yield
+    except SessionError as error:
+        typer.echo(f"shoal: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+    except ShoalError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(BAD_USAGE) from None

@@ -1,0 +1,62 @@
+"""Reads the facts resolving needs: sizes from a checkpoint's own files, memory and disk from this machine."""
+
+from pathlib import Path
+
+import psutil
+from shoal.cluster.errors import ShoalError
+from shoal.cluster.facts import Facts, MachineFacts, ModelFacts
+from shoal.engines.config import CacheConfig
+from shoal.engines.core.layout import block_layout, slot_layout
+from shoal.engines.model.cache_shape import cache_shape
+from shoal.engines.model.config import ModelConfig
+from shoal.engines.model.errors import ConfigError, WeightsError
+from shoal.engines.model.weights import read_header
+from shoal.engines.toy.build import ensure_toy
+
+VISION_PREFIXES = ("vision.", "aligner.", "projector.")
+
+
+def model_directory(path: str) -> Path:
+    """The checkpoint directory a manifest's `model.path` names; `builtin:toy` is built first if needed."""
+    return ensure_toy() if path == "builtin:toy" else Path(path)
+
+
+def read_facts(directory: Path, disk: Path) -> Facts:
+    """Facts of the checkpoint in `directory`, and of this machine with the disk that holds `disk`.
+
+    Raises ShoalError if the checkpoint cannot be read.
+    """
+    try:
+        model = _model_facts(directory)
+    except (ConfigError, WeightsError) as error:
+        raise ShoalError(f"{directory}: {error}") from error
+    at = next(p for p in (disk.absolute(), *disk.absolute().parents) if p.exists())
+    memory = psutil.virtual_memory().total
+    return Facts(model, MachineFacts(memory, psutil.disk_usage(str(at)).free, psutil.cpu_count() or 1))
+
+
+def _model_facts(directory: Path) -> ModelFacts:
+    config = ModelConfig.from_dir(directory)
+    shape = cache_shape(config, CacheConfig().block_tokens)
+    blocks, slots = block_layout(shape), slot_layout(shape)
+    weights_bytes = vision_bytes = 0
+    for file in sorted(directory.glob("*.safetensors")):
+        for name, entry in read_header(file).items():
+            size = entry["data_offsets"][1] - entry["data_offsets"][0]
+            if name.startswith(VISION_PREFIXES):
+                vision_bytes += size
+            else:
+                weights_bytes += size
+    return ModelFacts(
+        name=directory.name,
+        positions_max=config.text.max_position_embeddings,
+        window=config.window,
+        backtracking=config.backtracking,
+        block_tokens=blocks.block_tokens,
+        block_bytes=blocks.block_bytes,
+        slot_bytes=slots.slot_bytes,
+        stored_bytes=slots.stored_bytes,
+        hidden=config.hidden,
+        weights_bytes=weights_bytes,
+        vision_bytes=vision_bytes,
+    )

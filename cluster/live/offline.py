@@ -1,0 +1,36 @@
+"""One chat through a NORMAL engine of this process: what `shoal generate` prints."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.cluster.api.body import ChatBody
+from shoal.cluster.api.codec import ChatCodec
+from shoal.cluster.api.errors import ApiError
+from shoal.cluster.api.settings import ApiSettings
+from shoal.cluster.errors import ShoalError
+from shoal.cluster.live.facts import model_directory
+from shoal.engines.core.request import FinishEvent, SamplingParams, TokenEvent
+from shoal.engines.model.config import ModelConfig
+from shoal.engines.run.generate import generate
+
+
+def generate_text(model: str, text: str, max_tokens: int, temperature: float, seed: int | None) -> Iterator[str]:
+    """Pieces of the answer as they are computed. Raises ShoalError for a prompt or checkpoint that cannot be used."""
+    directory = Path(model_directory(model))
+    limit = ModelConfig.from_dir(directory).text.max_position_embeddings
+    codec = ChatCodec.from_file(directory)
+    body = ChatBody(model=model, messages=[{"role": "user", "content": text}], max_tokens=max_tokens)
+    try:
+        prompt = codec.encode(body, ApiSettings(context_tokens=limit, thinking_default=False))
+    except ApiError as error:
+        raise ShoalError(error.message) from error
+    sampling = SamplingParams(
+        temperature=temperature, max_tokens=prompt.tokens_max, seed=secrets.randbits(63) if seed is None else seed
+    )
+    detokeniser, _ = codec.decoder(prompt)
+    for event in generate(directory, prompt.token_ids, sampling):
+        if isinstance(event, TokenEvent) and event.token_id != codec.eos_token_id:
+            yield detokeniser.push((event.token_id,))
+        elif isinstance(event, FinishEvent):
+            yield detokeniser.finish()

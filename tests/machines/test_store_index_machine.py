@@ -1,0 +1,236 @@
+"""The real index against a naive one that scans everything: same matches, same content, never a hole."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from shoal.kvstore.config import IndexConfig, TtlConfig
+from shoal.kvstore.core.index import StoreIndex
+from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficClass
+
+GRACE_US, ORPHANS_MAX = 40, 6
+CLASSES = st.sampled_from(list(TrafficClass))
+# A prompt is a path of branch choices; a key is the path itself, so prefixes are shared as chain keys share them.
+PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
+
+
+def key(path: tuple[int, ...]) -> bytes:
+    return bytes((len(path), *(branch + 1 for branch in path))).ljust(16, b"\0")
+
+
+def keys(path: tuple[int, ...]) -> list[bytes]:
+    return [key(path[: at + 1]) for at in range(len(path))]
+
+
+@dataclass
+class NaiveGrain:
+    path: tuple[int, ...]
+    stripe: int
+    traffic: TrafficClass
+    created: int
+    expires: int
+    last_use: int
+    anchor: int | None = None
+    pins: int = 0
+
+
+@dataclass
+class Naive:
+    """Every rule as a scan over all grains; a use of a grain is a use of all before it."""
+
+    ttl: TtlConfig
+    capacity: int
+    now: int = 0
+    grains: dict[tuple[int, ...], NaiveGrain] = field(default_factory=dict)
+    orphans: list[tuple[int, Kind, tuple[int, ...], int, TrafficClass]] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
+    created: dict[int, int] = field(default_factory=dict)
+
+    def stripes(self) -> set[int]:
+        held = {g.stripe for g in self.grains.values()} | {g.anchor for g in self.grains.values()}
+        return (held | {orphan[3] for orphan in self.orphans}) - {None}
+
+    def use(self, path, last_use, expires) -> None:
+        for at in range(len(path)):
+            grain = self.grains[path[: at + 1]]
+            grain.last_use, grain.expires = max(grain.last_use, last_use), max(grain.expires, expires)
+
+    def leaves(self):
+        inner = {path[:-1] for path in self.grains}
+        return [g for g in self.grains.values() if g.path not in inner and not g.pins]
+
+    def advance(self, now: int) -> None:
+        self.now = max(self.now, now)
+        for root in [g for g in self.grains.values() if len(g.path) == 1]:
+            if root.created + self.ttl.max_age_us <= self.now:
+                for path in [path for path in self.grains if path[0] == root.path[0]]:
+                    del self.grains[path]
+        while due := [g for g in self.leaves() if g.expires <= self.now]:
+            for grain in due:
+                del self.grains[grain.path]
+        self.orphans = [orphan for orphan in self.orphans if orphan[0] > self.now]
+
+    def matched(self, path) -> int:
+        return next((at for at in range(len(path)) if path[: at + 1] not in self.grains), len(path))
+
+    def attach(self, kind, path, stripe, traffic) -> None:
+        needed = path[:-1] if kind is Kind.GRAIN else path
+        if kind is Kind.GRAIN and path in self.grains:
+            return
+        if needed and needed not in self.grains:
+            waits = any(o[1] is kind and o[2] == path for o in self.orphans)
+            if not waits and len(self.orphans) < ORPHANS_MAX:
+                self.orphans.append((self.now + GRACE_US, kind, path, stripe, traffic))
+            return
+        if kind is Kind.ANCHOR:
+            self.grains[path].anchor = stripe if self.grains[path].anchor is None else self.grains[path].anchor
+            return
+        before = self.grains[path[:-1]].created if len(path) > 1 else 0
+        created, expires = max(before, min(self.now, self.created[stripe])), self.now + self.ttl.of(traffic)
+        self.grains[path] = NaiveGrain(path, stripe, traffic, created, expires, created)
+        self.use(path, created, expires)
+        for orphan in [o for o in self.orphans if (o[2][:-1] if o[1] is Kind.GRAIN else o[2]) == path]:
+            self.orphans.remove(orphan)
+            self.attach(*orphan[1:])
+
+    def evict(self) -> None:
+        while sum(self.sizes[stripe] for stripe in self.stripes()) > self.capacity and self.leaves():
+            worst = min(self.leaves(), key=lambda g: (g.last_use, -len(g.path), key(g.path)))
+            del self.grains[worst.path]
+
+
+class IndexMachine(RuleBasedStateMachine):
+    max_age_us = 10**9
+    has_pins = True
+
+    @initialize(capacity=st.integers(2, 12))
+    def start(self, capacity: int) -> None:
+        ttl = TtlConfig(agent_us=60, chat_us=150, default_us=90, max_age_us=self.max_age_us)
+        config = IndexConfig(capacity * 10, ttl, 128, GRACE_US, ORPHANS_MAX)
+        self.real, self.naive = StoreIndex(config, "boot"), Naive(ttl, capacity * 10)
+        self.pins: list[tuple[int, tuple[int, ...]]] = []
+        self.now = 0
+        self.freed: set[tuple[bytes, int]] = set()
+
+    @rule(step=st.integers(0, 70))
+    def time_passes(self, step: int) -> None:
+        self.now += step
+        self.real.expire(self.now)
+        self.naive.advance(self.now)
+
+    @rule(
+        path=PATHS,
+        first=st.integers(0, 5),
+        anchors=st.sets(st.integers(1, 6)),
+        traffic=CLASSES,
+        size=st.integers(5, 15),
+        age=st.integers(0, 30),
+    )
+    def insert(self, path, first, anchors, traffic, size, age) -> None:
+        number = len(self.naive.sizes) + 1
+        table, objects = [], []
+        for at in range(min(first, len(path) - 1), len(path)):
+            own = path[: at + 1]
+            for kind in (Kind.GRAIN, Kind.ANCHOR) if at + 1 in anchors else (Kind.GRAIN,):
+                parent = key(own[:-1]) if at else bytes(16)
+                table.append(TableEntry(kind, key(own), parent, at, traffic, 0, 1, bytes(16)))
+                objects.append((kind, own))
+        created = max(0, self.now - age)
+        record = StripeRecord(number.to_bytes(16), 1, 10, 2, size, size, created, (None,) * 12, tuple(table))
+        self.naive.sizes[number], self.naive.created[number] = size, created
+        self.real.insert(record, self.now)
+        self.naive.advance(self.now)
+        for kind, own in objects:
+            self.naive.attach(kind, own, number, traffic)
+        self.naive.evict()
+
+    @rule(path=PATHS, limit=st.integers(0, 6 * 128 + 5), traffic=st.none() | CLASSES)
+    def match(self, path, limit, traffic) -> None:
+        match = self.real.match(keys(path), limit, self.now, traffic)
+        self.naive.advance(self.now)
+        matched = self.naive.matched(path)
+        anchors = [at for at in range(1, matched + 1) if self.naive.grains[path[:at]].anchor and at * 128 <= limit]
+        assert (match.grains_matched, match.anchor_grain) == (matched, max(anchors, default=0))
+        if matched:
+            own = traffic or self.naive.grains[path[:matched]].traffic
+            self.naive.use(path[:matched], self.now, self.now + self.naive.ttl.of(own))
+
+    @rule(path=PATHS)
+    def pin(self, path) -> None:
+        if not self.has_pins:
+            return
+        located = self.real.locate(keys(path), "owner", self.now)
+        self.naive.advance(self.now)
+        matched = self.naive.matched(path)
+        assert len(located.grain_stripes) == matched
+        for at, place in enumerate(located.grain_stripes):
+            grain = self.naive.grains[path[: at + 1]]
+            assert located.stripes[place].stripe_id == grain.stripe.to_bytes(16)
+        if matched:
+            grain = self.naive.grains[path[:matched]]
+            grain.pins += 1
+            self.naive.use(path[:matched], self.now, self.now + self.naive.ttl.of(grain.traffic))
+            self.pins.append((located.pin, path[:matched]))
+
+    @rule(data=st.data())
+    def unpin(self, data) -> None:
+        if self.pins:
+            pin, path = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
+            assert self.real.release(pin)
+            self.naive.grains[path].pins -= 1
+
+    @rule(number=st.integers(0, 99))
+    def hit_what_is_stored(self, number) -> None:
+        if self.naive.grains:
+            path = sorted(self.naive.grains)[number % len(self.naive.grains)]
+            self.match(path, len(path) * 128, None)
+
+    @rule(number=st.integers(0, 99), traffic=CLASSES, size=st.integers(5, 15))
+    def extend_what_is_stored(self, number, traffic, size) -> None:
+        if self.naive.grains:
+            path = sorted(self.naive.grains)[number % len(self.naive.grains)]
+            if len(path) < 6:
+                self.insert((*path, number % 2), len(path), set(), traffic, size, 0)
+
+    @rule(number=st.integers(0, 99))
+    def lose_a_stripe(self, number) -> None:
+        if not self.naive.grains or any(g.pins for g in self.naive.grains.values()):
+            return
+        stripe = self.naive.grains[sorted(self.naive.grains)[number % len(self.naive.grains)]].stripe
+        self.real.report_lost(stripe.to_bytes(16), 1)
+        for lost in [g.path for g in self.naive.grains.values() if g.stripe == stripe]:
+            for behind in [p for p in self.naive.grains if p[: len(lost)] == lost]:
+                del self.naive.grains[behind]
+        for other in self.naive.grains.values():
+            other.anchor = None if other.anchor == stripe else other.anchor
+        self.naive.orphans = [orphan for orphan in self.naive.orphans if orphan[3] != stripe]
+
+    @invariant()
+    def same_content_and_no_hole(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        real = {bytes(k): grain for k, grain in self.real._grains.items()}
+        assert set(real) == {key(path) for path in self.naive.grains}
+        for path in self.naive.grains:
+            assert len(path) == 1 or key(path[:-1]) in real, f"hole before {path}"
+        usage = self.real.usage
+        assert usage.orphans == len(self.naive.orphans)
+        assert usage.anchors == sum(g.anchor is not None for g in self.naive.grains.values())
+        assert usage.pins == len(self.pins)
+        live = self.naive.stripes()
+        assert usage.stripes == len(live)
+        assert usage.stored_bytes - usage.freed_bytes == sum(self.naive.sizes[stripe] for stripe in live)
+        freed = {int.from_bytes(record.stripe_id) for record in self.real.freed(10**6)}
+        assert freed == set(self.naive.sizes) - live
+
+
+class AgeMachine(IndexMachine):
+    max_age_us = 200
+    has_pins = False
+
+
+TestIndexMachine = IndexMachine.TestCase
+TestIndexMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgeMachine = AgeMachine.TestCase
+TestAgeMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,79 @@
+"""Stories of one request, told with the random programs' world but in order."""
+
+from dataclasses import replace
+
+from shoal.cluster.core import messages as m
+from shoal.engines.core.request import FinishReason
+
+from tests.machines.request_world import KEEP, POLICY, start
+
+
+def test_one_request_with_an_image_and_a_hit():
+    world = start(matched=24, images=2).run()
+    story = world.machine.timeline()
+    assert story.route == ("prefill/0", "decode/0")
+    assert world.finishes[0].finish.reason is FinishReason.LENGTH
+    assert world.finishes[0].cached_tokens == 24 <= 40 - KEEP
+    assert {e.image_index for e in world.submits[0].embeddings} == set()
+    assert story.handoff_bytes == 100
+    world.check_nothing_left()
+
+
+def test_decode_group_lost_mid_answer():
+    """The client sees one uninterrupted answer: the next attempt computes prompt + outputs at the other group."""
+    world = start(images=0).run(until=m.Admitted)
+    world.receive(world.events.pop(0))
+    for _ in range(2):
+        world.receive(world.events.pop(0))
+    assert len(world.emitted) == 3
+    world.lose("decode/0")
+    world.run()
+    assert [len(s.request.token_ids) for s in world.submits] == [40, 43]
+    assert {s.request.prompt_len for s in world.submits} == {40}
+    assert world.submits[1].target.name == "decode/1"
+    assert len(world.emitted) == 6
+    world.check_nothing_left()
+
+
+def test_source_may_die_after_the_hand_off():
+    world = start(images=0).run(until=m.Admitted)
+    world.receive(world.events.pop(0))
+    world.lose(world.submits[0].group.name)
+    world.run()
+    assert len(world.submits) == 1
+
+
+def test_words_of_an_earlier_attempt_are_ignored():
+    world = start(images=0).run(until=m.Tokens)
+    stale = world.events[0]
+    world.lose("prefill/0")
+    world.on(stale)
+    assert not world.emitted
+    world.run()
+    assert len(world.emitted) == 6
+
+
+def test_client_leaves_while_reserved():
+    world = start(images=0).run(until=m.Submitted)
+    world.on(m.ClientGone())
+    assert {e.group.name for e in world.effects if isinstance(e, m.Abort)} == {"prefill/0", "decode/0"}
+    world.check_nothing_left()
+
+
+def test_no_room_is_tried_elsewhere_then_waited_for_then_refused():
+    world = start(images=0)
+    world.rooms_refused = 3
+    world.run()
+    assert world.finishes[0].finish is not None
+    world = start(images=0)
+    world.rooms_refused = 10_000
+    world.run()
+    assert world.finishes[0].failure.status == 429
+    assert world.finishes[0].failure.retry_after_us >= 1_000_000
+    world.check_nothing_left()
+
+
+def test_normal_deployment():
+    world = start(replace(POLICY, normal=True), images=1).run()
+    assert world.machine.timeline().route == ("prefill/0",)
+    world.check_nothing_left()
