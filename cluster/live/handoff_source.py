@@ -32,7 +32,7 @@ from shoal.cluster.core.source_ledger import (
     WriteEnd,
 )
 from shoal.cluster.core.transfer_plan import Pieces
-from shoal.cluster.live.clock import now_us
+from shoal.cluster.live.clock import monotonic_s, now_us
 from shoal.cluster.live.handoff_bytes import HandoffBytes, HandoffDigest
 from shoal.cluster.transfer import Done, Lost, NotPosted, Pending, Transfer, WriteHandle
 from shoal.engines.run.output import PromptReady
@@ -40,6 +40,7 @@ from shoal.engines.run.output import PromptReady
 log = logging.getLogger(__name__)
 
 WRITE_WAIT_S = 0.5  # how long one wait for a write's end lasts before the loop looks again
+STATE_REPEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class SourcePorts:
 class _Outgoing:
     ticket: Ticket
     digest: HandoffDigest
+    state: StateArrived | None = None  # once the prompt is done; repeated until the target has released the ticket
+    state_sent_s: float = 0.0
     written: int = 0  # places of the block table already given to writes
     jobs: "asyncio.Queue[Coroutine[Any, Any, None]]" = field(default_factory=asyncio.Queue)
 
@@ -104,7 +107,8 @@ class HandoffSource:
         """The prompt is done: send the state, write the partial block and the slot, notify."""
         if (out := self._find(sequence)) is None:
             return
-        self._ports.send(out.ticket.target, StateArrived(out.ticket.ticket_id, prompt.state))
+        out.state = StateArrived(out.ticket.ticket_id, prompt.state)
+        self._send_state(out)
         count = self._layout.blocks_for(prompt.state.cached)
         blocks = prompt.blocks[out.written : count]
         if blocks:
@@ -127,8 +131,11 @@ class HandoffSource:
         self._perform(self._ledger.target_lost(target))
 
     def wake(self) -> None:
-        """Expire what is over; call a few times a second."""
+        """Expire what is over, repeat states that may have been lost; call a few times a second."""
         self._perform(self._ledger.wake(now_us()))
+        for out in self._outgoing.values():
+            if out.state is not None and monotonic_s() - out.state_sent_s > STATE_REPEAT_S:
+                self._send_state(out)
 
     def heartbeat(self) -> None:
         """Renew leases; call every third of a lease."""
@@ -138,6 +145,11 @@ class HandoffSource:
     def open_tickets(self) -> int:
         """Tickets whose blocks are not released yet."""
         return len(self._ledger.tickets())
+
+    def _send_state(self, out: _Outgoing) -> None:
+        assert out.state is not None
+        out.state_sent_s = monotonic_s()
+        self._ports.send(out.ticket.target, out.state)
 
     def _find(self, sequence: str) -> _Outgoing | None:
         ticket_id = self._by_sequence.get(sequence)

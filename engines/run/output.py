@@ -70,13 +70,15 @@ class Capacity:
     """What a balancer may know of one rank: free memory (null items left out) and work that is queued or running.
 
     `reserved` sequences are being prefilled elsewhere. `waiting_tokens` are the prompts' lengths, `uncached_tokens`
-    what is left to compute of them when their hits come true.
+    what is left to compute of them when their hits come true. `context_tokens` is the running sequences' length.
     """
 
     blocks_free: int
     blocks_count: int
     slots_free: int
+    slots_count: int
     running: int
+    context_tokens: int
     reserved: int
     waiting: int
     waiting_tokens: int

@@ -160,17 +160,14 @@ class World:
     def wait_empty(self) -> None:
         """No engine holds a sequence, a ticket, a block or a slot."""
 
-        def empty() -> bool:
-            loads = [m.get("load") for m in self.overview()["members"] if m["name"].startswith(("prefill/", "decode/"))]
-            return all(
-                load
-                and not load["sequences"]
-                and not load["tickets"]
-                and load["blocks_free"] == load["blocks_count"] - 1
-                for load in loads
-            )
+        def held() -> list[dict[str, Any]]:
+            engines = [m for m in self.overview()["members"] if m["name"].startswith(("prefill/", "decode/"))]
+            return [m for m in engines if not is_empty(m.get("load"))]
 
-        self.wait("engines are empty", empty, 30.0)
+        deadline = time.monotonic() + 30.0
+        while still := held():
+            assert time.monotonic() < deadline, f"engines still hold something: {still}"
+            time.sleep(0.1)
 
     def replica_pids(self) -> list[int]:
         """Processes of the HTTP side's replicas."""
@@ -182,3 +179,10 @@ class World:
 def is_replica(cmdline: list[str] | None, cluster: str) -> bool:
     """Whether a process title is that of a Serve replica of this cluster."""
     return bool(cmdline) and cmdline[0].startswith(f"ray::ServeReplica:{cluster}")
+
+
+def is_empty(load: dict[str, Any] | None) -> bool:
+    """Whether an engine that reports this load holds nothing."""
+    if load is None or load["sequences"] or load["tickets"]:
+        return False
+    return bool(load["blocks_free"] == load["blocks_count"] and load["slots_free"] == load["slots_count"])
