@@ -77,9 +77,9 @@ class World:
         answer.timeline = service.timeline(job.request_id)
         return answer
 
-    def job(self, seed: int, tokens: int, outputs: int, image: bool = False, **sampling: Any) -> ChatJob:
+    def job(self, number: int, tokens: int, outputs: int, image: bool = False, **sampling: Any) -> ChatJob:
         """A random prompt of about `tokens` tokens, with a random picture in its middle if asked for."""
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(number)
         ids = [0, *rng.integers(16, 900, tokens).tolist()]
         spans: tuple[ImageSpan, ...] = ()
         canvases: tuple[np.ndarray, ...] = ()
@@ -92,12 +92,12 @@ class World:
             canvases = (canvas,)
         params = SamplingParams(**({"temperature": 0.0, "max_tokens": outputs, "ignore_eos": True} | sampling))
         return ChatJob(
-            request_id=f"t{seed}-{uuid.uuid4().hex[:8]}",
+            request_id=f"t{number}-{uuid.uuid4().hex[:8]}",
             token_ids=tuple(ids),
             sampling=params,
             spans=spans,
             canvases=canvases,
-            cache_salt=str(seed),
+            cache_salt=str(number),
         )
 
     @property
