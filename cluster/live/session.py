@@ -131,6 +131,9 @@ def worker_environment() -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),  # fixed ports by default: two clusters would collide
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        # A proxy that is slow to start on a busy machine is killed after 5 s by default, and the start fails with it.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(checkout_root()), os.environ.get("PYTHONPATH", "")])),
