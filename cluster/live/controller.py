@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.membership import (
     Desire,
@@ -214,10 +214,13 @@ class Controller:
 
     async def _watch_life(self, group: GroupRef, handle: Any) -> None:
         """`lifeline` never returns while the actor lives, so its end is the actor's end (seen within 10-45 ms)."""
-        try:
-            await handle.lifeline.remote()
-        except RayError as error:
-            self._on(Died(group, f"process ended: {type(error).__name__}"))
+        while True:
+            try:
+                await handle.lifeline.remote()
+            except ActorUnavailableError:  # out of reach, perhaps for a moment: silence is counted by the core
+                await asyncio.sleep(PING_PERIOD_S)
+            except RayError as error:
+                return self._on(Died(group, f"process ended: {type(error).__name__}"))
 
     async def _drain(self, group: GroupRef) -> None:
         if (handle := self._handles.get(group)) is None:

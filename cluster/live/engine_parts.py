@@ -317,9 +317,10 @@ class EngineParts:
         except (RayError, TimeoutError):
             log.debug("balancer did not take report %d", self._seq)
 
-    def is_saved(self) -> bool:
-        """Whether nothing waits to be written to the store."""
-        return self._saver is None or self._saver.is_idle
+    def is_idle(self) -> bool:
+        """Whether nothing is left here: no sequence, no ticket, no letter on its way, nothing to write to the store."""
+        is_saved = self._saver is None or self._saver.is_idle
+        return is_saved and self.outbox.is_empty and not len(self.sequences) and not self.open_tickets()
 
     def counters(self) -> Mapping[str, int]:
         """Counts since the start, for metrics."""
