@@ -18,7 +18,7 @@ class LocalNode:
         self._node = node
         self._pool = pool
 
-    def append(self, device: str, head: bytes, payload: bytes) -> Future[Reply[Location | Refused]]:
+    def append(self, device: str, head: bytes, payload: bytes | memoryview) -> Future[Reply[Location | Refused]]:
         """Write one fragment to one device of the node."""
         return self._pool.submit(self._node.append, device, head, payload)
 

@@ -15,7 +15,7 @@ class StoreNode:
         self._devices = dict(devices)
         self._boot_id = boot_id
 
-    def append(self, device: str, head: bytes, payload: bytes) -> Reply[Location | Refused]:
+    def append(self, device: str, head: bytes, payload: bytes | memoryview) -> Reply[Location | Refused]:
         """Write one fragment to a device; Refused when it is full, read-only, missing or not of this node."""
         found = self._devices.get(device)
         value = Refused(f"{device}: not a device of this node") if found is None else found.append(head, payload)

@@ -24,7 +24,7 @@ class DeviceUsage:
 class Device(Protocol):
     """One failure unit that keeps fragments; the directory and the in-memory device pass one contract suite."""
 
-    def append(self, head: bytes, payload: bytes) -> Location | Refused:
+    def append(self, head: bytes, payload: bytes | memoryview) -> Location | Refused:
         """Write one fragment; when it returns a Location the fsync rule has been kept."""
 
     def read(self, location: Location) -> bytes | Erased:
@@ -52,7 +52,7 @@ class Reply(Generic[T]):
 class NodePort(Protocol):
     """A storage node as a client reaches it; futures may fail with any exception when the node is gone."""
 
-    def append(self, device: str, head: bytes, payload: bytes) -> Future[Reply[Location | Refused]]:
+    def append(self, device: str, head: bytes, payload: bytes | memoryview) -> Future[Reply[Location | Refused]]:
         """Write one fragment to one device of the node."""
 
     def read(self, location: Location) -> Future[Reply[bytes | Erased]]:

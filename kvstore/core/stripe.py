@@ -8,6 +8,7 @@ decode can refuse every fragment that is not exactly of this stripe and generati
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -85,7 +86,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """An encoded stripe: `heads[i]` and `payloads[i]` make fragment i."""
+    """An encoded stripe: `heads[i]` and `payloads[i]` make fragment i; `content` is all objects' bytes, in order.
+
+    Payloads and content are read-only views of one buffer.
+    """
 
     stripe_id: bytes
     generation: int
@@ -94,8 +98,13 @@ class Stripe:
     data_bytes: int
     created_us: int
     heads: tuple[bytes, ...]
-    payloads: tuple[bytes, ...]
+    payloads: tuple[memoryview, ...]
+    content: memoryview
     table: tuple[TableEntry, ...]
+
+    def payload_of(self, entry: TableEntry) -> memoryview:
+        """One object's bytes."""
+        return self.content[entry.offset : entry.offset + entry.length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +121,31 @@ class StripeShape:
 def encode_stripe(shape: StripeShape, objects: Sequence[StoredObject], code: Code, sums: Checksums) -> Stripe:
     """Gather objects in order, compute parity and frame all k+m fragments. O(bytes); at least one object."""
     assert objects, "a stripe holds at least one object"
-    table, at = [], 0
-    for item in objects:
-        _check(item)
-        length = memoryview(item.payload).nbytes
-        bound = sums.bind(item.kind, item.key, item.payload)
-        table.append(TableEntry(item.kind, item.key, item.parent, item.grain_index, item.traffic, at, length, bound))
-        at += length
-    shard_bytes = max(1, -(-at // (shape.data * SHARD_ALIGN))) * SHARD_ALIGN
+    sizes = [_check(item) for item in objects]
+    offsets = list(accumulate(sizes, initial=0))
+    data_bytes = offsets[-1]
+    shard_bytes = max(1, -(-data_bytes // (shape.data * SHARD_ALIGN))) * SHARD_ALIGN
     rows = np.empty((shape.data + shape.parity, shard_bytes), dtype=np.uint8)
     data = rows[: shape.data].reshape(-1)
-    data[at:] = 0
-    for entry, item in zip(table, objects, strict=True):
-        data[entry.offset : entry.offset + entry.length] = np.frombuffer(item.payload, dtype=np.uint8)
+    data[data_bytes:] = 0
+    table = []
+    for item, offset, size in zip(objects, offsets, sizes, strict=False):
+        payload = data[offset : offset + size]
+        payload[:] = np.frombuffer(item.payload, dtype=np.uint8)
+        # Of the copy, while it is in the processor's cache: what is written is what was summed.
+        bound = sums.bind(item.kind, item.key, payload)
+        table.append(TableEntry(item.kind, item.key, item.parent, item.grain_index, item.traffic, offset, size, bound))
     code.encode(rows[: shape.data], rows[shape.data :])
-    payloads = tuple(row.tobytes() for row in rows)
-    rest = (code.name, at, shard_bytes)
+    rows.flags.writeable = False
+    rest = (code.name, data_bytes, shard_bytes)
     body = b"".join(_entry(entry) for entry in table)
     heads = tuple(
-        _head(shape, index, rest, (len(table), sums.crc32c(payload)), body, sums)
-        for index, payload in enumerate(payloads)
+        _head(shape, index, rest, (len(table), sums.crc32c(row)), body, sums) for index, row in enumerate(rows)
     )
     return Stripe(
-        shape.stripe_id, shape.generation, shape.data, shape.parity, at, shape.created_us, heads, payloads, tuple(table)
-    )
+        shape.stripe_id, shape.generation, shape.data, shape.parity, data_bytes, shape.created_us, heads,
+        tuple(row.data for row in rows), rows.reshape(-1)[:data_bytes].data, tuple(table),
+    )  # fmt: skip
 
 
 def read_head(raw: bytes | memoryview, sums: Checksums) -> Head | Erased:
@@ -244,7 +254,8 @@ class Gathering:
         return found
 
 
-def _check(item: StoredObject) -> None:
+def _check(item: StoredObject) -> int:
+    """Bytes of a payload that can be stored."""
     if len(item.key) != KEY_BYTES or len(item.parent) != KEY_BYTES:
         raise ObjectError(f"object keys of {len(item.key)} and {len(item.parent)} bytes; both must be {KEY_BYTES}")
     if not 0 <= item.grain_index < 2**32:
@@ -252,6 +263,7 @@ def _check(item: StoredObject) -> None:
     view = memoryview(item.payload)
     if view.nbytes == 0 or not view.c_contiguous:
         raise ObjectError(f"payload of {item.key.hex()}: {view.nbytes} bytes must be contiguous and not empty")
+    return view.nbytes
 
 
 def _head(

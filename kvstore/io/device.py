@@ -66,7 +66,7 @@ class DirectoryDevice:
         state = self._state if self._root.is_dir() else "missing"
         return DeviceUsage(self._config.name, state, self._stored_bytes, self._config.capacity_bytes, self._fragments)
 
-    def append(self, head: bytes, payload: bytes) -> Location | Refused:
+    def append(self, head: bytes, payload: bytes | memoryview) -> Location | Refused:
         """Write one fragment at the tail. After a failure the segment is cut back and closed."""
         size = stored_bytes(len(head) + len(payload))
         with self._lock:
@@ -157,14 +157,15 @@ class DirectoryDevice:
             elif good < size:
                 os.truncate(path, good)
 
-    def _append(self, head: bytes, payload: bytes, size: int) -> Location:
+    def _append(self, head: bytes, payload: bytes | memoryview, size: int) -> Location:
         fd, offset = self._tail_for(size)
         header = pack_header(self._segment, offset, head, payload, crc32c)
         self._fail_point("append:before")
         _write(fd, header + head, offset)
         self._fail_point("append:torn")
-        padding = bytes(size - HEADER_BYTES - len(head) - len(payload))
-        _write(fd, payload + padding, offset + HEADER_BYTES + len(head))
+        start = offset + HEADER_BYTES + len(head)
+        _write(fd, payload, start)
+        _write(fd, bytes(offset + size - start - len(payload)), start + len(payload))
         self._fail_point("append:unsynced")
         if self._fsync is FsyncRule.ALWAYS:
             os.fdatasync(fd)
@@ -315,7 +316,7 @@ def _read(fd: int, length: int, offset: int) -> bytes:
     return raw
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(fd, view, offset)

@@ -27,7 +27,7 @@ class MemoryDevice:
         config = self._config
         return DeviceUsage(config.name, self.state, self._stored_bytes, config.capacity_bytes, len(self._records))
 
-    def append(self, head: bytes, payload: bytes) -> Location | Refused:
+    def append(self, head: bytes, payload: bytes | memoryview) -> Location | Refused:
         """Keep a copy of one fragment."""
         size = stored_bytes(len(head) + len(payload))
         with self._lock:
@@ -38,7 +38,7 @@ class MemoryDevice:
                     f"{self._config.name}: full, {self._stored_bytes} of {self._config.capacity_bytes} bytes"
                 )
             offset, self._next = self._next, self._next + size
-            self._records[offset] = bytearray(pack_header(1, offset, head, payload, crc32c) + head + payload)
+            self._records[offset] = bytearray(b"".join((pack_header(1, offset, head, payload, crc32c), head, payload)))
             self._stored_bytes += size
         return Location(self._config.name, 1, offset, len(head) + len(payload))
 

@@ -46,7 +46,9 @@ def stored_bytes(fragment_bytes: int) -> int:
     return -(-(HEADER_BYTES + fragment_bytes) // RECORD_ALIGN) * RECORD_ALIGN
 
 
-def pack_header(segment: int, offset: int, head: bytes, payload: bytes, crc32c: Callable[[Buffer], int]) -> bytes:
+def pack_header(
+    segment: int, offset: int, head: bytes, payload: bytes | memoryview, crc32c: Callable[[Buffer], int]
+) -> bytes:
     """Header of the record that will stand at `offset` of `segment`."""
     lengths = (len(head), len(payload), crc32c(head), crc32c(payload))
     covered = _HEADER.pack(RECORD_MAGIC, RECORD_VERSION, 0, segment, offset, *lengths, 0)[:_COVERED]
