@@ -327,7 +327,9 @@ class RequestMachine:
         """Hold nothing and try again after a pause, at most `wait_us` in all."""
         self._give_up_attempt("waiting for room")
         self._crowded.clear()
-        if not self._patience.pause(full.retry_after_us, self._now_us):
+        is_absent = full.code == NO_GROUP and not self._failures
+        limit_us = self._policy.absent_us if is_absent else self._policy.wait_us
+        if not self._patience.pause(full.retry_after_us, self._now_us, limit_us):
             return self._fail(failure(full))
         self._state = State.WAITING
         self._mark("waiting", code=full.code, until_us=self._patience.retry_at_us)

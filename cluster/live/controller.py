@@ -62,12 +62,18 @@ class Controller:
         self._tasks = Tasks()
         self._losses: list[tuple[int, GroupRef, str]] = []
         self._begun = False
+        self._adopted = asyncio.Event()  # until then this life knows nobody, and must not say so
 
     def _begin_once(self) -> None:
         """An actor's constructor has no running loop, so the first call starts supervision."""
         if not self._begun:
             self._begun = True
             self._tasks.spawn(self._begin())
+
+    async def _known(self) -> None:
+        """Returns when this life has found what already runs."""
+        self._begin_once()
+        await self._adopted.wait()
 
     async def _begin(self) -> None:
         for entry in ray.util.list_named_actors(all_namespaces=True):
@@ -87,6 +93,7 @@ class Controller:
                 ray.kill(handle)
         for role, count in self._spec.desired:
             self._on(Desire(role, count))
+        self._adopted.set()
         await self._ping_all()
 
     # ------------------------------------------------------------ calls
@@ -98,15 +105,17 @@ class Controller:
 
     async def view(self) -> View:
         """The view now."""
+        await self._known()
         return self._view()
 
     async def snapshot(self) -> tuple[View, dict[GroupRef, Any]]:
         """The view and handles of all its members, those that are starting too."""
+        await self._known()
         return self._view(), dict(self._handles)
 
     async def watch(self, number: int) -> tuple[View, dict[GroupRef, Any]]:
         """The view and handles of its living members as soon as its number differs from `number`, or after a while."""
-        self._begin_once()
+        await self._known()
         if self._view().number == number:
             try:
                 await asyncio.wait_for(self._changed.wait(), timeout=WATCH_S)
@@ -118,6 +127,7 @@ class Controller:
 
     async def health(self) -> Health:
         """Whether everything wanted runs."""
+        await self._known()
         return self._core.health()
 
     async def losses(self) -> list[tuple[int, GroupRef, str]]:

@@ -304,9 +304,8 @@ class EngineParts:
             report = DecodeReport(
                 group=self._group, seq=self._seq,
                 blocks_free=capacity.blocks_free, blocks_total=capacity.blocks_count,
-                slots_free=capacity.slots_free, sequences=capacity.running + capacity.reserved, sequences_max=config.sequences_max,
-                context_tokens=capacity.context_tokens,
-                known=known,
+                slots_free=capacity.slots_free, sequences=capacity.running + capacity.reserved,
+                sequences_max=config.sequences_max, context_tokens=capacity.context_tokens, known=known,
             )  # fmt: skip
         else:
             report = PrefillReport(

@@ -244,6 +244,21 @@ def test_serving_tokens_do_not_depend_on_chunks_or_company(
         assert [t.ids for t in texts] == alone
 
 
+def test_serving_bytes_do_not_depend_on_chunks(serving: Model, reference: dict[str, np.ndarray]) -> None:
+    """What a hand-off or the store copies is equal to the byte, however the prompt was cut."""
+    found = []
+    for seed, chunks in ((1, [130]), (2, [32]), (3, [23, 5])):
+        world = World(serving, seed)
+        world.caches.blocks.zero_()
+        world.caches.slots.zero_()
+        text = world.add(prompt(reference, "long", 130), room=0)
+        world.prefill(text, chunks)
+        found.append((world.caches.blocks[text.table], world.caches.slots[text.slot]))
+    for blocks, slot in found[1:]:
+        assert torch.equal(blocks, found[0][0])
+        assert torch.equal(slot, found[0][1])
+
+
 def test_a_moved_sequence_continues_alike(serving: Model, reference: dict[str, np.ndarray]) -> None:
     """Copying block and slot bytes to other ids, or another engine, is all that a hand-off needs."""
     here, there = World(serving, 1), World(serving, 2)
