@@ -11,6 +11,7 @@ from shoal.kvstore.core.records import Kind, Located, Miss, Refused, StoredObjec
 from shoal.kvstore.core.stripe import Checksums, Code, StripeShape, encode_stripe
 from shoal.kvstore.fetch import Limits, Objects, StripeLost, StripeReader
 from shoal.kvstore.host_cache import CacheUsage, HostCache, Name
+from shoal.kvstore.io.buffers import BufferPool
 from shoal.kvstore.ports import IndexPort, NodePort, failure_of
 from shoal.kvstore.write import StripeWriter, WriteFailed
 
@@ -81,7 +82,8 @@ class StoreClient:
         self._clock_us = clock_us
         self._owner = owner
         self._writer = StripeWriter(nodes, config, clock_us)
-        self._reader = StripeReader(nodes, config, code, sums, clock_us)
+        self._buffers = BufferPool(config.idle_bytes_max)
+        self._reader = StripeReader((nodes, self._buffers.take), config, code, sums, clock_us)
         self._cache = HostCache(config.host_cache_bytes)
         self._lock = Lock()
         self._buffer: list[StoredObject] = []
@@ -238,7 +240,7 @@ class StoreClient:
     def _save(self, objects: Sequence[StoredObject]) -> Outcome:
         """Encode and write one stripe, then offer it to the index: nothing is offered before it is durable."""
         shape = StripeShape(os.urandom(16), 1, self._config.code.data, self._config.code.parity, self._clock_us())
-        stripe = encode_stripe(shape, objects, self._code, self._sums)
+        stripe = encode_stripe(shape, objects, self._code, self._sums, self._buffers.take)
         written = self._writer.write(stripe)
         if isinstance(written, WriteFailed):
             return written

@@ -11,7 +11,7 @@ from threading import Event
 
 from shoal.kvstore.config import StoreConfig
 from shoal.kvstore.core.records import Erased, Kind, Location, Miss, StripeRecord
-from shoal.kvstore.core.stripe import Checksums, Code, Gathering
+from shoal.kvstore.core.stripe import Allocate, Checksums, Code, Gathering
 from shoal.kvstore.ports import NodePort, Reply, failure_of
 
 Read = Future[Reply[bytes | Erased]]
@@ -87,13 +87,14 @@ class StripeReader:
 
     def __init__(
         self,
-        nodes: Mapping[str, NodePort],
+        world: tuple[Mapping[str, NodePort], Allocate],
         config: StoreConfig,
         code: Code,
         sums: Checksums,
         clock_us: Callable[[], int],
     ) -> None:
-        self._nodes = nodes
+        """`world` is the nodes by name and where memory for decoded stripes comes from."""
+        self._nodes, self._allocate = world
         self._config = config
         self._code = code
         self._sums = sums
@@ -144,7 +145,7 @@ class StripeReader:
                 for future in [future for future in stripe.pending if future in done]:
                     stripe.take(future)
                 self._ask_more(stripe)
-        return first.gathering.decode()
+        return first.gathering.decode(self._allocate)
 
     def _ask_more(self, stripe: _StripeRead) -> None:
         """Ask what was left out: one for each erasure at once, everything when the stripe is slow."""

@@ -30,6 +30,7 @@ _CRC = struct.Struct("<I")
 _CLASSES = (TrafficClass.DEFAULT, TrafficClass.AGENT, TrafficClass.CHAT)  # position = byte on disk; append only
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | memoryview | Bytes
+Allocate = Callable[[int], Bytes]  # writable uint8 [size] of any content
 
 
 class Code(Protocol):
@@ -118,14 +119,22 @@ class StripeShape:
     created_us: int
 
 
-def encode_stripe(shape: StripeShape, objects: Sequence[StoredObject], code: Code, sums: Checksums) -> Stripe:
+def fresh(size: int) -> Bytes:
+    """Memory of any content, uint8 [size]."""
+    return np.empty(size, dtype=np.uint8)
+
+
+def encode_stripe(
+    shape: StripeShape, objects: Sequence[StoredObject], code: Code, sums: Checksums, allocate: Allocate = fresh
+) -> Stripe:
     """Gather objects in order, compute parity and frame all k+m fragments. O(bytes); at least one object."""
     assert objects, "a stripe holds at least one object"
     sizes = [_check(item) for item in objects]
     offsets = list(accumulate(sizes, initial=0))
     data_bytes = offsets[-1]
     shard_bytes = max(1, -(-data_bytes // (shape.data * SHARD_ALIGN))) * SHARD_ALIGN
-    rows = np.empty((shape.data + shape.parity, shard_bytes), dtype=np.uint8)
+    width = shape.data + shape.parity
+    rows = allocate(width * shard_bytes).reshape(width, shard_bytes)
     data = rows[: shape.data].reshape(-1)
     data[data_bytes:] = 0
     table = []
@@ -225,7 +234,7 @@ class Gathering:
         self._fragments[index] = fragment
         return None
 
-    def decode(self) -> dict[tuple[Kind, bytes], memoryview | Miss]:
+    def decode(self, allocate: Allocate = fresh) -> dict[tuple[Kind, bytes], memoryview | Miss]:
         """Objects by (kind, key): a read-only view of the data bytes, or a Miss where the bound checksum differs.
 
         Call once `is_ready`; systematic shards are copied, only lost data shards are computed.
@@ -233,7 +242,7 @@ class Gathering:
         assert self.is_ready, f"{len(self._fragments)} fragments, {self._data} needed"
         chosen = dict(sorted(self._fragments.items())[: self._data])
         head = next(iter(chosen.values())).head
-        rows = np.empty((self._data, head.shard_bytes), dtype=np.uint8)
+        rows = allocate(self._data * head.shard_bytes).reshape(self._data, head.shard_bytes)
         lost = [index for index in range(self._data) if index not in chosen]
         for index, fragment in chosen.items():
             if index < self._data:
