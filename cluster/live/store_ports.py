@@ -55,7 +55,7 @@ class RayNode:
         """Write one fragment to one device of the node. Travels as an array, which Ray takes without a copy of ours."""
         return _call(self._handle(), "append", device, head, np.frombuffer(payload, dtype=np.uint8))
 
-    def read(self, location: Location) -> Future[Reply[bytes | Erased]]:
+    def read(self, location: Location) -> Future[Reply[bytes | memoryview | Erased]]:
         """Read one fragment."""
         return _call(self._handle(), "read", location)
 

@@ -30,6 +30,7 @@ _CRC = struct.Struct("<I")
 _CLASSES = (TrafficClass.DEFAULT, TrafficClass.AGENT, TrafficClass.CHAT)  # position = byte on disk; append only
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | memoryview | Bytes
+Known = tuple[bytes, tuple[TableEntry, ...]]  # a table as it is written, and what it says
 Allocate = Callable[[int], Bytes]  # writable uint8 [size] of any content
 
 
@@ -157,8 +158,11 @@ def encode_stripe(
     )  # fmt: skip
 
 
-def read_head(raw: bytes | memoryview, sums: Checksums) -> Head | Erased:
-    """Parse and verify the head at the start of `raw`; anything that is not exactly a head is Erased."""
+def read_head(raw: bytes | memoryview, sums: Checksums, known: Known | None = None) -> Head | Erased:
+    """Parse and verify the head at the start of `raw`; anything that is not exactly a head is Erased.
+
+    `known` is the table of another fragment of the stripe, so that the same bytes need not be parsed again.
+    """
     if len(raw) < _HEAD.size + _CRC.size:
         return Erased(f"head: {len(raw)} bytes are too few")
     fields = _HEAD.unpack_from(raw)
@@ -172,30 +176,37 @@ def read_head(raw: bytes | memoryview, sums: Checksums) -> Head | Erased:
         return Erased("head: CRC32C differs")
     if index >= data + parity or data_bytes > data * shard_bytes:
         return Erased(f"head: index {index} or {data_bytes} bytes outside {data}+{parity} shards of {shard_bytes}")
-    table = []
-    for at in range(_HEAD.size, head_bytes - _CRC.size, _ENTRY.size):
-        entry = _read_entry(raw, at, data_bytes)
-        if isinstance(entry, Erased):
-            return entry
-        table.append(entry)
+    body = raw[_HEAD.size : head_bytes - _CRC.size]
+    table = known[1] if known and known[0] == body else _read_table(body, data_bytes)
+    if isinstance(table, Erased):
+        return table
     name = code.rstrip(b"\0").decode("ascii", errors="replace")
     return Head(
         stripe_id, generation, index, data, parity, name, data_bytes, shard_bytes, created_us, payload_crc, head_bytes,
-        tuple(table),
+        table,
     )  # fmt: skip
 
 
 def open_fragment(raw: bytes | memoryview, sums: Checksums) -> Fragment | Erased:
     """Verify one fragment (head ‖ payload) as it came from a device."""
-    head = read_head(raw, sums)
+    fragment = _frame(raw, read_head(raw, sums))
+    if isinstance(fragment, Erased):
+        return fragment
+    return _damage(fragment, sums) or fragment
+
+
+def _frame(raw: bytes | memoryview, head: Head | Erased) -> Fragment | Erased:
+    """Head and payload of one fragment, the payload's bytes not yet looked at."""
     if isinstance(head, Erased):
         return head
     payload = np.frombuffer(raw, dtype=np.uint8, offset=head.head_bytes)
     if len(payload) != head.shard_bytes:
         return Erased(f"payload: {len(payload)} bytes, head says {head.shard_bytes}")
-    if sums.crc32c(payload) != head.payload_crc:
-        return Erased("payload: CRC32C differs")
     return Fragment(head, payload)
+
+
+def _damage(fragment: Fragment, sums: Checksums) -> Erased | None:
+    return None if sums.crc32c(fragment.payload) == fragment.head.payload_crc else Erased("payload: CRC32C differs")
 
 
 class Gathering:
@@ -208,6 +219,7 @@ class Gathering:
         self._code = code
         self._sums = sums
         self._fragments: dict[int, Fragment] = {}
+        self._known: Known | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -219,11 +231,17 @@ class Gathering:
         """Fragments accepted so far."""
         return len(self._fragments)
 
-    def offer(self, index: int, raw: bytes | memoryview) -> Erased | None:
-        """Take the answer for fragment `index`; an Erased says why it does not count."""
-        fragment = open_fragment(raw, self._sums)
+    def offer(self, index: int, raw: bytes | memoryview, is_summed: bool = False) -> Erased | None:
+        """Take the answer for fragment `index`; an Erased says why it does not count.
+
+        `is_summed`: a device has just verified the payload's CRC32C. It is not computed again unless what is decoded
+        turns out wrong; then `recheck` finds the fragments that were damaged on their way here.
+        """
+        fragment = _frame(raw, read_head(raw, self._sums, self._known))
         if isinstance(fragment, Erased):
             return fragment
+        if not is_summed and (damage := _damage(fragment, self._sums)) is not None:
+            return damage
         head = fragment.head
         found = (head.stripe_id, head.generation, head.data, head.parity, head.code)
         if found != self._identity or head.index != index:
@@ -232,35 +250,64 @@ class Gathering:
         if (head.shard_bytes, head.data_bytes, head.table) != (first.shard_bytes, first.data_bytes, first.table):
             return Erased(f"fragment {index} disagrees with the others about lengths or objects")
         self._fragments[index] = fragment
+        if self._known is None:
+            self._known = bytes(raw[_HEAD.size : head.head_bytes - _CRC.size]), head.table
         return None
+
+    def recheck(self) -> tuple[str, ...]:
+        """Let go of every fragment whose payload's CRC32C differs; what was let go, () if all are whole."""
+        checked = {index: _damage(fragment, self._sums) for index, fragment in self._fragments.items()}
+        damaged = {index: damage for index, damage in checked.items() if damage is not None}
+        for index in damaged:
+            del self._fragments[index]
+        return tuple(f"fragment {index}: {damage.reason}" for index, damage in damaged.items())
 
     def decode(self, allocate: Allocate = fresh) -> dict[tuple[Kind, bytes], memoryview | Miss]:
         """Objects by (kind, key): a read-only view of the data bytes, or a Miss where the bound checksum differs.
 
-        Call once `is_ready`; systematic shards are copied, only lost data shards are computed.
+        Call once `is_ready`. An object that lies in one shard is a view of its fragment; others are put together, and
+        only lost data shards are computed.
         """
         assert self.is_ready, f"{len(self._fragments)} fragments, {self._data} needed"
         chosen = dict(sorted(self._fragments.items())[: self._data])
         head = next(iter(chosen.values())).head
-        rows = allocate(self._data * head.shard_bytes).reshape(self._data, head.shard_bytes)
+        rows = {index: fragment.payload for index, fragment in chosen.items()}
         lost = [index for index in range(self._data) if index not in chosen]
-        for index, fragment in chosen.items():
-            if index < self._data:
-                rows[index] = fragment.payload
         if lost:
-            shards = {index: fragment.payload for index, fragment in chosen.items()}
-            self._code.rebuild(shards, {index: rows[index] for index in lost}, self._parity)
-        return self._cut(head, rows.reshape(-1))
+            rebuilt = allocate(len(lost) * head.shard_bytes).reshape(len(lost), head.shard_bytes)
+            found = dict(zip(lost, rebuilt, strict=True))
+            self._code.rebuild(rows, found, self._parity)
+            rows |= found
+        return self._cut(head, rows, allocate)
 
-    def _cut(self, head: Head, flat: Bytes) -> dict[tuple[Kind, bytes], memoryview | Miss]:
-        flat.flags.writeable = False
+    def _cut(
+        self, head: Head, rows: Mapping[int, Bytes], allocate: Allocate
+    ) -> dict[tuple[Kind, bytes], memoryview | Miss]:
+        size = head.shard_bytes
+        spanning = [entry for entry in head.table if entry.offset // size != (entry.offset + entry.length - 1) // size]
+        room = allocate(sum(entry.length for entry in spanning)) if spanning else fresh(0)
         found: dict[tuple[Kind, bytes], memoryview | Miss] = {}
         for entry in head.table:
-            payload = flat[entry.offset : entry.offset + entry.length]
+            index, start = divmod(entry.offset, size)
+            payload = rows[index][start : start + entry.length]
+            if len(payload) < entry.length:
+                payload, room = room[: entry.length], room[entry.length :]
+                _join(rows, entry.offset, payload)
+            payload.flags.writeable = False
             is_bound = self._sums.bind(entry.kind, entry.key, payload) == entry.checksum
             miss = Miss(f"{entry.kind.name} {entry.key.hex()}: payload does not belong to its key")
             found[entry.kind, entry.key] = payload.data if is_bound else miss
         return found
+
+
+def _join(rows: Mapping[int, Bytes], offset: int, target: Bytes) -> None:
+    """Fill `target` with data bytes from `offset` on, wherever shards begin and end."""
+    at = 0
+    while at < len(target):
+        index, start = divmod(offset + at, len(rows[0]))
+        piece = rows[index][start : start + len(target) - at]
+        target[at : at + len(piece)] = piece
+        at += len(piece)
 
 
 def _check(item: StoredObject) -> int:
@@ -292,6 +339,16 @@ def _head(
 def _entry(entry: TableEntry) -> bytes:
     fields = (entry.key, entry.parent, entry.grain_index, entry.offset, entry.length, entry.checksum)
     return _ENTRY.pack(entry.kind, _CLASSES.index(entry.traffic), *fields)
+
+
+def _read_table(body: bytes | memoryview, data_bytes: int) -> tuple[TableEntry, ...] | Erased:
+    table = []
+    for at in range(0, len(body), _ENTRY.size):
+        entry = _read_entry(body, at, data_bytes)
+        if isinstance(entry, Erased):
+            return entry
+        table.append(entry)
+    return tuple(table)
 
 
 def _read_entry(raw: bytes | memoryview, at: int, data_bytes: int) -> TableEntry | Erased:

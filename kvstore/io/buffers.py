@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 from shoal.kvstore.core.stripe import Bytes
 
-_ROUND_BYTES = 256 * 1024  # stripes differ a little in length; alike buffers fit more of them
+_ROUND_BYTES = 64 * 1024  # stripes differ a little in length; alike buffers fit more of them
 
 
 class BufferPool:

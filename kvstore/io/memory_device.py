@@ -42,7 +42,7 @@ class MemoryDevice:
             self._stored_bytes += size
         return Location(self._config.name, 1, offset, len(head) + len(payload))
 
-    def read(self, location: Location) -> bytes | Erased:
+    def read(self, location: Location) -> memoryview | Erased:
         """Head and payload, verified as a directory verifies them."""
         raw = self._records.get(location.offset) if location.segment == 1 else None
         if raw is None or self.state == "missing":
@@ -50,7 +50,7 @@ class MemoryDevice:
         record = read_header(bytes(raw[:HEADER_BYTES]), 1, location.offset, crc32c)
         if isinstance(record, Erased):
             return record
-        fragment = bytes(raw[HEADER_BYTES : HEADER_BYTES + location.length])
+        fragment = memoryview(bytes(raw[HEADER_BYTES : HEADER_BYTES + location.length]))
         return check_fragment(fragment, record, crc32c) or fragment
 
     def delete(self, location: Location) -> bool:

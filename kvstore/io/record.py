@@ -55,7 +55,7 @@ def pack_header(
     return covered + struct.pack("<I", crc32c(covered))
 
 
-def read_header(raw: bytes, segment: int, offset: int, crc32c: Callable[[Buffer], int]) -> Record | Erased:
+def read_header(raw: bytes | memoryview, segment: int, offset: int, crc32c: Callable[[Buffer], int]) -> Record | Erased:
     """Parse a header that should stand at `offset` of `segment`."""
     if len(raw) < HEADER_BYTES:
         return Erased(f"record at {segment}:{offset}: {len(raw)} bytes are too few")
@@ -67,7 +67,7 @@ def read_header(raw: bytes, segment: int, offset: int, crc32c: Callable[[Buffer]
     return Record(segment, offset, *lengths)
 
 
-def check_fragment(fragment: bytes, record: Record, crc32c: Callable[[Buffer], int]) -> Erased | None:
+def check_fragment(fragment: bytes | memoryview, record: Record, crc32c: Callable[[Buffer], int]) -> Erased | None:
     """Verify head ‖ payload against the record's checksums."""
     at = f"record at {record.segment}:{record.offset}"
     view = memoryview(fragment)
