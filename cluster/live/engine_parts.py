@@ -80,7 +80,7 @@ class EngineParts:
         self._saver: Saver | None = None
         self._loader: Loader | None = None
         if spec.cluster.store is not None:
-            client, missing = store_client(spec, directory, owner=str(group))
+            client, missing = store_client(spec, directory, group)
             self._saver = Saver(client, missing, self._on_saved)
             self._loader = Loader(client, self.steps, self._grain_tokens)
 
@@ -161,8 +161,8 @@ class EngineParts:
             return
         if self.source is not None:
             self.source.blocks_ready(sequence, 0, loaded.target.blocks)
-        started = PrefillStarted(origin.attempt, self._group, loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us)
-        self.letter(origin, started)
+        sizes = (loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us, loaded.memory_bytes)
+        self.letter(origin, PrefillStarted(origin.attempt, self._group, *sizes))
 
     async def _image_in(self, sequence: str, origin: Origin, image: Any) -> None:
         rows = await image_rows(image, origin, self._group)
