@@ -63,7 +63,10 @@ def bring_up(spec: ClusterSpec, on_progress: Callable[[Progress], None] = lambda
     controller = start_controller(spec)
     on_progress(Progress(0, wanted, "controller"))
     ray.get(controller.ping.remote(), timeout=READY_DEADLINE_S)
-    deploy(spec)
+    try:
+        deploy(spec)
+    except RuntimeError as error:  # Serve's word for an application that cannot be built
+        raise LaunchError(f"the HTTP side does not start: {error}") from error
     deadline_s = monotonic_s() + READY_DEADLINE_S
     while True:
         view = ray.get(controller.view.remote(), timeout=READY_DEADLINE_S)
@@ -72,9 +75,11 @@ def bring_up(spec: ClusterSpec, on_progress: Callable[[Progress], None] = lambda
         on_progress(Progress(ready + is_answering, wanted, _missing(view)))
         if is_answering:
             return
-        if monotonic_s() > deadline_s:
+        is_late = monotonic_s() > deadline_s
+        if is_late or any(member.state is MemberState.FAILED for member in view.members):
             health = ray.get(controller.health.remote(), timeout=READY_DEADLINE_S)
-            raise LaunchError(f"not ready after {READY_DEADLINE_S:.0f} s: {'; '.join(health.reasons) or 'no HTTP'}")
+            what = f"not ready after {READY_DEADLINE_S:.0f} s" if is_late else "a member fails again and again"
+            raise LaunchError(f"{what}: {'; '.join(health.reasons) or 'no HTTP'}")
         sleep_s(POLL_S)
 
 
