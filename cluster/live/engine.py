@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.handoff import Group, Refused, ToSource, ToTarget
 from shoal.cluster.core.membership import View
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter
 from shoal.cluster.live.sequences import Sequences
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.submission import Origin, Submission, TicketOffer
+from shoal.cluster.live.surroundings import RAY, Surroundings
 from shoal.cluster.live.tasks import Tasks
 from shoal.engines.core.request import NoRoom, Rejected
 
@@ -36,12 +36,20 @@ class EngineActor:
     balancers, store and controller stay small.
     """
 
-    def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        group: GroupRef,
+        place: Surroundings = RAY,
+        entrypoint_silent_s: float = ENTRYPOINT_SILENT_S,
+    ) -> None:
         begin_logging(str(group))
         self._spec = spec
         self._group = group
+        self._place = place
+        self._entrypoint_silent_s = entrypoint_silent_s
         self._parts: EngineParts | None = None
-        self._directory = Directory(spec.name, self._on_view)
+        self._directory = place.members(spec.name, self._on_view)
         self._tasks = Tasks()
         self._alive: frozenset[GroupRef] = frozenset()
         self._is_draining = False
@@ -52,10 +60,10 @@ class EngineActor:
         """Load the model, register memory, begin stepping."""
 
         import torch
-        from shoal.cluster.live.engine_parts import build_parts
+        from shoal.cluster.live.engine_parts import open_parts
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        self._parts = parts = await build_parts(self._spec, self._group, self._directory)
+        self._parts = parts = await open_parts(self._spec, self._group, self._directory, self._place)
         parts.steps.start()
         self._tasks.spawn(self._directory.follow())
         self._tasks.spawn(self._report_forever())
@@ -84,6 +92,12 @@ class EngineActor:
         parts = self._open_parts()
         while len(parts.sequences) or parts.open_tickets() or not parts.is_saved():
             await asyncio.sleep(DRAIN_POLL_S)
+
+    def close(self) -> None:
+        """End everything this life runs, where no process ends with it."""
+        self._tasks.cancel()
+        if self._parts is not None:
+            self._parts.close()
 
     async def status(self) -> dict[str, Any]:
         """Counts for `shoal status`, tests of leaks, and metrics."""
@@ -160,7 +174,7 @@ class EngineActor:
         parts = self._open_parts()
         while True:
             parts.wake()
-            for entrypoint in parts.outbox.silent(ENTRYPOINT_SILENT_S):
+            for entrypoint in parts.outbox.silent(self._entrypoint_silent_s):
                 await self._abort_all(parts.sequences, entrypoint)
             await asyncio.sleep(WAKE_S)
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from shoal.cluster.core.messages import (
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.target_ledger import SOURCE_ABORTED, Ask
 from shoal.cluster.live.clock import monotonic_s, now_us
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.handoff_bytes import HandoffBytes
 from shoal.cluster.live.handoff_source import HandoffSource, SourcePorts
 from shoal.cluster.live.handoff_target import HandoffTarget, TargetPorts
@@ -40,8 +38,8 @@ from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.step_loop import StepLoop
 from shoal.cluster.live.store_ports import store_client
 from shoal.cluster.live.submission import Origin, Submission, TicketOffer
+from shoal.cluster.live.surroundings import Members, Surroundings
 from shoal.cluster.live.tasks import Tasks
-from shoal.cluster.live.transfer import NixlTransfer
 from shoal.cluster.transfer import Transfer
 from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokenEvent, TokenState
 from shoal.engines.run.engine import Engine
@@ -58,8 +56,10 @@ KNOWN_S = 2.0
 class EngineParts:
     """One open engine. Owned by the actor's asyncio loop; the engine itself is touched only in the step loop."""
 
-    def __init__(self, spec: ClusterSpec, group: GroupRef, directory: Directory, built: "Built") -> None:
-        self._spec, self._group, self._directory = spec, group, directory
+    def __init__(
+        self, spec: ClusterSpec, group: GroupRef, directory: Members, built: "Built", end: Callable[[int], object]
+    ) -> None:
+        self._spec, self._group, self._directory, self._end = spec, group, directory, end
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
         self._seq = 0
@@ -68,7 +68,7 @@ class EngineParts:
         self.implementations = built.implementations
         self.outbox = Outbox()
         self.sequences = Sequences(group, self.outbox)
-        self.steps = StepLoop(built.engine, self._on_output)
+        self.steps = StepLoop(built.engine, self._on_output, end)
         self._transfer = built.transfer
         self.metadata = built.transfer.metadata() if built.transfer else b""
         self._layout = layout = HandoffBytes(
@@ -269,7 +269,15 @@ class EngineParts:
             log.critical(
                 "connection to %s broke and it lives on: this engine ends, to come back in a new epoch", target
             )
-            os._exit(BROKEN_EXIT)
+            self._end(BROKEN_EXIT)
+
+    def close(self) -> None:
+        """End tasks and threads, where no process ends with them; what is held is lost, as in a crash."""
+        self._tasks.cancel()
+        for part in (self.source, self.target, self._saver, self._loader, self._transfer):
+            if part is not None:
+                part.close()
+        self.steps.stop()
 
     def open_tickets(self) -> int:
         """Tickets of either side that have not ended."""
@@ -289,7 +297,7 @@ class EngineParts:
 
     # ------------------------------------------------------------ facts
 
-    async def report(self, directory: Directory) -> None:
+    async def report(self, directory: Members) -> None:
         """Send this engine's load to its balancer."""
         is_decode = role_of(self._group) == COMPLETION
         balancer = directory.only(DECODE_BALANCER if is_decode else PREFILL_BALANCER)
@@ -334,22 +342,27 @@ class Built:
         self.engine, self.memory, self.transfer, self.implementations = engine, memory, transfer, ops
 
 
-async def build_parts(spec: ClusterSpec, group: GroupRef, directory: Directory) -> EngineParts:
+async def open_parts(spec: ClusterSpec, group: GroupRef, directory: Members, place: Surroundings) -> EngineParts:
     """Load and wire one engine; the heavy part runs in a thread, so that the actor still answers pings."""
-    built = await asyncio.get_running_loop().run_in_executor(None, _build, spec, group)
-    return EngineParts(spec, group, directory, built)
+    built = await asyncio.get_running_loop().run_in_executor(None, place.build, spec, group)
+    return EngineParts(spec, group, directory, built, place.end)
 
 
-def _build(spec: ClusterSpec, group: GroupRef) -> Built:
+def build(spec: ClusterSpec, group: GroupRef, transfer_of: Callable[[str], Transfer]) -> Built:
+    """A group's engine from the checkpoint; its memory is registered with the transfer of its agent name."""
     model = load_model(Path(spec.model_dir))
     saves = spec.cluster.store is not None
     engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=saves)
-    transfer: Transfer | None = None
-    if not spec.cluster.is_normal:
-        transfer = NixlTransfer(Group(group.name, group.epoch).agent)
-        for name, buffer in memory.buffers().items():
-            transfer.register(name, buffer)
+    transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
     return Built(engine, memory, transfer, implementations(model))
+
+
+def registered(transfer_of: Callable[[str], Transfer], group: GroupRef, memory: DeviceMemory) -> Transfer:
+    """A transfer under the group's agent name that peers may use to write into `memory`."""
+    transfer = transfer_of(Group(group.name, group.epoch).agent)
+    for name, buffer in memory.buffers().items():
+        transfer.register(name, buffer)
+    return transfer
 
 
 def _at(state: TokenState) -> EngineRequest:

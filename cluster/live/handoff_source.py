@@ -146,6 +146,12 @@ class HandoffSource:
         """Tickets whose blocks are not released yet."""
         return len(self._ledger.tickets())
 
+    def close(self) -> None:
+        """Stop writing."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
     def _send_state(self, out: _Outgoing) -> None:
         assert out.state is not None
         out.state_sent_s = monotonic_s()

@@ -122,6 +122,12 @@ class HandoffTarget:
         """Open and quarantined tickets."""
         return len(self._ledger.tickets())
 
+    def close(self) -> None:
+        """Stop verifying and admitting."""
+        for task in self._tasks:
+            task.cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
     async def poll_forever(self) -> None:
         """Take notifications as they arrive."""
         while True:

@@ -54,6 +54,12 @@ class Loader:
         if (event := self._cancelled.get(sequence)) is not None:
             event.set()
 
+    def close(self) -> None:
+        """Stop every fetch."""
+        for event in self._cancelled.values():
+            event.set()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
     async def load(self, sequence: str, keys: Sequence[bytes], hit_tokens: int) -> Loaded | NotLoaded:
         """Fetch the first `hit_tokens` tokens' grains and their anchor and swap them in."""
         cancelled = self._cancelled[sequence] = Event()

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
@@ -156,7 +155,7 @@ class RequestRun:
     async def _encode(self, effect: m.Encode) -> m.Event:
         span = self._chat.spans[effect.image_index]
         handle = self._member(effect.group)
-        canvas = ray.put(self._canvases[span.digest])
+        canvas = self._service.put(self._canvases[span.digest])
         [rows] = await handle.encode.remote(effect.sequence, span.digest, _patches(span.length), canvas)
         return m.Encoded(effect.ask, m.Embedding(effect.image_index, span.digest, effect.group, rows))
 

@@ -50,6 +50,7 @@ class Saver:
         self._pending = 0
         self.dropped = 0
         self.failed = 0
+        self._is_closed = False
         threading.Thread(target=self._run, name="saver", daemon=True).start()
 
     def save(self, objects: Sequence[ToSave]) -> None:
@@ -59,13 +60,17 @@ class Saver:
         except queue.Full:
             self.dropped += len(objects)
 
+    def close(self) -> None:
+        """Stop saving; what is queued is lost."""
+        self._is_closed = True
+
     @property
     def is_idle(self) -> bool:
         """Whether everything taken has been written (or given up)."""
         return self._queue.empty() and not self._owners
 
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 batch = list(self._queue.get(timeout=IDLE_S))
             except queue.Empty:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from shoal.engines.run.output import StepOutput
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+BROKEN_EXIT = 70
 IDLE_S = 0.5  # how long an idle loop sleeps when nobody calls; a call wakes it at once
 
 
@@ -25,9 +25,10 @@ class StepLoop:
     broken an invariant: memory can no longer be trusted, so the process ends and the cluster re-routes its requests.
     """
 
-    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None]) -> None:
+    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None], end: Callable[[int], object]) -> None:
         self._engine = engine
         self._on_output = on_output
+        self._end = end
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
@@ -74,7 +75,7 @@ class StepLoop:
         except BaseException:
             log.critical("step loop broke; this engine ends", exc_info=True)
             logging.shutdown()
-            os._exit(70)
+            self._end(BROKEN_EXIT)
 
     def _serve_calls(self, block: bool) -> None:
         try:

@@ -9,10 +9,10 @@ from typing import Any
 
 from ray.exceptions import RayError
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import INDEX, NODE
 from shoal.cluster.live.saver import MissingPort
 from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.surroundings import Members
 from shoal.kvstore.client import StoreClient
 from shoal.kvstore.core.records import Erased, Located, Location, Refused, StripeRecord
 from shoal.kvstore.io.checksums import checksums
@@ -38,7 +38,7 @@ def _call(handle: Any | None, method: str, *args: Any) -> Future[Any]:
 class RayNode:
     """One storage node by the number in its member name; each call finds its current life."""
 
-    def __init__(self, directory: Directory, name: str) -> None:
+    def __init__(self, directory: Members, name: str) -> None:
         self._directory = directory
         self._name = name
 
@@ -72,7 +72,7 @@ class RayNode:
 class RayNodes(Mapping[str, NodePort]):
     """All storage nodes of a cluster by member name, whether they live now or not."""
 
-    def __init__(self, directory: Directory, names: tuple[str, ...]) -> None:
+    def __init__(self, directory: Members, names: tuple[str, ...]) -> None:
         self._nodes = {name: RayNode(directory, name) for name in names}
 
     def __getitem__(self, name: str) -> RayNode:
@@ -92,7 +92,7 @@ class RayNodes(Mapping[str, NodePort]):
 class RayIndex:
     """The store's index, whichever life it is in."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Members) -> None:
         self._directory = directory
 
     def locate(self, keys: tuple[bytes, ...], owner: str) -> Future[Located]:
@@ -116,7 +116,7 @@ class RayIndex:
         return _call(self._directory.only(INDEX), "missing", keys)
 
 
-def store_client(spec: ClusterSpec, directory: Directory, owner: str) -> tuple[StoreClient, MissingPort]:
+def store_client(spec: ClusterSpec, directory: Members, owner: str) -> tuple[StoreClient, MissingPort]:
     """A client over this cluster's store, and the question which grains it lacks."""
     config = spec.store_config()
     index = RayIndex(directory)
@@ -133,6 +133,6 @@ def store_client(spec: ClusterSpec, directory: Directory, owner: str) -> tuple[S
     return client, missing
 
 
-def store_nodes(spec: ClusterSpec, directory: Directory) -> RayNodes:
+def store_nodes(spec: ClusterSpec, directory: Members) -> RayNodes:
     """All nodes of this cluster's store."""
     return RayNodes(directory, tuple(dict.fromkeys(device.node for device in spec.store_config().devices)))
