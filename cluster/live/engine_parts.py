@@ -41,6 +41,7 @@ from shoal.cluster.live.submission import Origin, Submission, TicketOffer
 from shoal.cluster.live.surroundings import Members, Surroundings
 from shoal.cluster.live.tasks import Tasks
 from shoal.cluster.transfer import Transfer
+from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
 from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokenEvent, TokenState
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.load import build_engine, implementations, load_model
@@ -82,7 +83,7 @@ class EngineParts:
         if spec.cluster.store is not None:
             client, missing = store_client(spec, directory, owner=str(group))
             self._saver = Saver(client, missing, self._on_saved)
-            self._loader = Loader(client, self.steps, self._grain_tokens)
+            self._loader = Loader(client, self.steps, self._grain_tokens, self._on_loaded)
 
     # ------------------------------------------------------------ requests
 
@@ -150,10 +151,12 @@ class EngineParts:
             self.letter(origin, FetchFailed(origin.attempt, self._group, loaded.reason))
             await self.abort(sequence, f"hit not loaded: {loaded.reason}")
             return
-        if self.source is not None:
-            self.source.blocks_ready(sequence, 0, loaded.target.blocks)
         started = PrefillStarted(origin.attempt, self._group, loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us)
         self.letter(origin, started)
+
+    def _on_loaded(self, target: LoadTarget) -> None:
+        if self.source is not None:
+            self.source.blocks_ready(target.request_id, 0, target.blocks)
 
     async def _image_in(self, sequence: str, origin: Origin, image: Any) -> None:
         rows = await image_rows(image, origin, self._group)
@@ -220,7 +223,7 @@ class EngineParts:
             send=self._send,
             reserve=lambda sequence, tokens: self.steps.call(lambda e: e.reserve(sequence, tokens, now_us())),
             cancel=lambda reservation: self.steps.post(lambda e: e.cancel(reservation)),
-            admit=lambda reservation, state: self.steps.call(lambda e: e.admit(reservation, state, now_us())),
+            admit=self._admit,
             admitted=self._on_admitted,
             ended=self._ticket_ended,
         )
@@ -237,12 +240,19 @@ class EngineParts:
         self.steps.post(lambda engine: (engine.abort(sequence), engine.release(sequence)))
         self.sequences.forget(sequence)
 
+    async def _admit(
+        self, reservation: Reservation, state: TokenState, then: Callable[[Accepted | Rejected], None]
+    ) -> None:
+        sequence = state.request.request_id
+        if (origin := self.sequences.origin(sequence)) is not None:  # its first step may complete a grain
+            self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
+        await self.steps.call(lambda engine: engine.admit(reservation, state, now_us()), then)
+
     def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
         """The sequence is ours: say so, and repeat its outputs, so that nothing depends on the source's letters."""
         sequence = state.request.request_id
         if (origin := self.sequences.origin(sequence)) is None:
             return
-        self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
         moved = sum(kind.byte_count for kind in ticket.expected)
         self.letter(origin, Admitted(origin.attempt, self._group, moved, handoff_us))
         start = state.request.prompt_len

@@ -38,8 +38,12 @@ class StepLoop:
         """Begin stepping."""
         self._thread.start()
 
-    async def call(self, work: Callable[[Engine], T]) -> T:
-        """Run `work` on the engine between two steps and return its result; its exceptions come back here."""
+    async def call(self, work: Callable[[Engine], T], then: Callable[[T], object] | None = None) -> T:
+        """Run `work` on the engine between two steps and return its result; its exceptions come back here.
+
+        `then` is called with the result on the asyncio loop, before the output of any later step: the caller itself
+        goes on some turns of the loop afterwards, when such an output may have been told already.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
 
         def run() -> None:
@@ -48,7 +52,7 @@ class StepLoop:
             except Exception as error:  # handed to the caller, who knows what it means
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
-                self._loop.call_soon_threadsafe(_succeed, future, result)
+                self._loop.call_soon_threadsafe(_succeed, future, result, then)
 
         self._calls.put(run)
         return await future
@@ -86,7 +90,9 @@ class StepLoop:
             return
 
 
-def _succeed(future: asyncio.Future[T], result: T) -> None:
+def _succeed(future: asyncio.Future[T], result: T, then: Callable[[T], object] | None) -> None:
+    if then is not None:
+        then(result)
     if not future.done():
         future.set_result(result)
 

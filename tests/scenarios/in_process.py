@@ -134,16 +134,17 @@ class Life:
 
     async def _carry_out(self, future: "Future[Any]", method: str, args: tuple[Any, ...], fault: Fault) -> None:
         if fault is Fault.LOSE:
-            return None
+            return
         if fault is Fault.FAIL:
-            return self._end(future, None, ActorUnavailableError("injected", b"x" * 16))
+            self._end(future, None, ActorUnavailableError("injected", b"x" * 16))
+            return
         if fault is Fault.LATE:
             await asyncio.sleep(self.world.dice.random() * LATE_S)
         result, error = None, None
         values = [a.value if isinstance(a, Reference) else a for a in args]
         for _ in range(2 if fault is Fault.TWICE else 1):
             if self.is_dead:
-                return None
+                return
             try:
                 result = await getattr(self.actor, method)(*values)
             except Exception as raised:
@@ -265,7 +266,7 @@ class World:
         return self.lives[name].actor
 
     def engines(self) -> list[EngineActor]:
-        return [l.actor for l in self.lives.values() if role_of(l.group) in ENGINE_ROLES and not l.is_dead]
+        return [x.actor for x in self.lives.values() if role_of(x.group) in ENGINE_ROLES and not x.is_dead]
 
     def handles(self) -> dict[GroupRef, Handle]:
         return {life.group: Handle(life) for life in self.lives.values() if not life.is_dead}
@@ -422,10 +423,16 @@ def held_by_engine(engine: EngineActor) -> list[str]:
             "target reservations": len(target._reservations),
             "openings": len(target._opening),
             "states": len(target._state_us),
+            "admitted tickets": len(target._admitted),
         }
     if parts.source is not None:
         source = parts.source
-        counts |= {"outgoing": len(source._outgoing), "names": len(source._by_sequence), "jobs": len(source._tasks)}
+        counts |= {
+            "outgoing": len(source._outgoing),
+            "names": len(source._by_sequence),
+            "works": len(source._work_of),
+            "tasks": len(source._tasks._tasks),
+        }
     return [f"{who} holds {count} {what}" for what, count in counts.items() if count]
 
 
