@@ -122,11 +122,11 @@ class EngineActor:
             return NoRoom(sequences_short=1)
         return await self._open_parts().reserve(origin, sequence, source, tokens, deadline_us)
 
-    async def submit(self, submission: Submission) -> str:
-        """PROMPT or NORMAL: take a sequence; "" or the reason why it can never run here. Twice is once."""
+    async def submit(self, submission: Submission) -> Rejected | Refused | None:
+        """PROMPT or NORMAL: take a sequence. Rejected: it can never run; Refused: not here. Twice is once."""
         parts = self._open_parts()
         if self._is_draining:
-            return f"{self._group} is draining"
+            return Refused(f"{self._group} is draining")
         return await parts.submit(submission)
 
     async def abort(self, sequence: str, reason: str) -> None:
@@ -135,7 +135,7 @@ class EngineActor:
 
     async def poll(self, entrypoint: str, after: int, wait_s: float) -> tuple[int, list[Letter]]:
         """Letters for an entrypoint after number `after`, or none after `wait_s`."""
-        return await self._open_parts().outbox.poll(entrypoint, after, wait_s)
+        return await self._open_parts().poll(entrypoint, after, wait_s)
 
     async def peer(self, message: ToSource | ToTarget) -> None:
         """A message about a ticket from the engine at its other end."""

@@ -87,31 +87,33 @@ class EngineParts:
 
     # ------------------------------------------------------------ requests
 
-    async def submit(self, submission: Submission) -> str:
+    async def submit(self, submission: Submission) -> Rejected | Refused | None:
         """Take a sequence: its ticket first, then the queue, then what it waits for."""
         request, origin = submission.request, submission.origin
         sequence = request.request_id
         if sequence in self.sequences:
-            return ""
+            return None
         if (offer := submission.offer) is not None:
             assert self.source is not None, f"{self._group} got a ticket but hands nothing off"
             if reason := self.source.accept(sequence, offer.ticket, offer.metadata):
-                return reason
+                return Refused(reason)
         self.sequences.expect(sequence, origin)
         self.sequences.begin(sequence, self._prefix(request, origin), request.hit_tokens)
         answer = await self.steps.call(lambda engine: engine.submit(request, now_us()))
         if isinstance(answer, Rejected):
+            self.sequences.forget(sequence)  # first, so that the answer is all the entrypoint hears of it
             if self.source is not None:
                 self.source.abort(sequence, answer.reason)
-            self.sequences.forget(sequence)
-            return answer.reason
+            return answer
+        if sequence not in self.sequences:
+            return None  # aborted, or ended, in the meantime
         for image in submission.images:
             self._tasks.spawn(self._image_in(sequence, origin, image))
         if request.hit_tokens:
             self._tasks.spawn(self._load(request, origin))
         else:
             self.letter(origin, PrefillStarted(origin.attempt, self._group))
-        return ""
+        return None
 
     async def reserve(
         self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
@@ -128,8 +130,9 @@ class EngineParts:
         return TicketOffer(ticket, self.metadata)
 
     async def abort(self, sequence: str, reason: str) -> None:
-        """End a sequence wherever it is: hand-off, load, scheduler."""
+        """End a sequence wherever it is: hand-off, load, scheduler. Who asks for it need not be told."""
         request_id, attempt = split_engine_id(sequence)
+        self.sequences.forget(sequence)
         if self.source is not None:
             self.source.abort(sequence, reason)
         held = self.target is not None and self.target.abort(request_id, attempt, reason)
@@ -137,7 +140,6 @@ class EngineParts:
             self._loader.cancel(sequence)
         if not held:
             await self.steps.call(lambda engine: (engine.abort(sequence), engine.release(sequence)))
-        self.sequences.forget(sequence)
 
     async def _load(self, request: EngineRequest, origin: Origin) -> None:
         sequence = request.request_id
@@ -261,10 +263,12 @@ class EngineParts:
             self.sequences.post_tokens(sequence, tuple(outputs))
 
     def _ticket_ended(self, ended: Ended) -> None:
-        if ended.state is TicketState.RELEASED or ended.reason == SOURCE_ABORTED:
-            return  # the source tells the entrypoint itself why it gave up, if it was not the entrypoint's own wish
+        if ended.state is TicketState.RELEASED:
+            return
         sequence = f"{ended.ticket.request_id}/{ended.ticket.attempt}"
-        if (origin := self.sequences.origin(sequence)) is not None:
+        if ended.reason == SOURCE_ABORTED:  # it tells the entrypoint why, if that was not the entrypoint's own wish
+            self.sequences.forget(sequence)
+        elif (origin := self.sequences.origin(sequence)) is not None:
             reason = f"{ended.state}: {ended.reason}"
             self.letter(origin, HandoffFailed(origin.attempt, self._group, reason))
             self.sequences.forget(sequence)

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 POLL_WAIT_S = 0.5
 POLL_DEADLINE_S = 10.0
+POLL_RETRY_S = 0.2
 TIMELINES_MAX = 512
 LINGER_S = 5
 
@@ -140,7 +141,10 @@ class EntrypointService:
         self._alive = alive
 
     async def _poll_forever(self, group: GroupRef) -> None:
-        """Take one engine's letters until it is gone; its death ends the call within milliseconds."""
+        """Take one engine's letters until it is gone; its death ends the call within milliseconds.
+
+        What was given to it is taken elsewhere at once. Should it live after all, its letters are taken again.
+        """
         number = 0
         while (handle := self.directory.handle(group)) is not None:
             try:
@@ -149,7 +153,8 @@ class EntrypointService:
             except (RayError, TimeoutError) as error:
                 log.warning("lost touch with %s: %s", group, type(error).__name__)
                 self._lost(group)
-                return
+                await asyncio.sleep(POLL_RETRY_S)
+                continue
             for request_id, event in letters:
                 if (run := self._runs.get(request_id)) is not None:
                     run.feed(event)

@@ -93,7 +93,7 @@ class HandoffTarget:
 
     def receive(self, message: ToTarget) -> None:
         """A message of a source."""
-        if isinstance(message, StateArrived):
+        if isinstance(message, StateArrived) and message.ticket_id in self._reservations:  # it may be repeated
             self._state_us.setdefault(message.ticket_id, now_us())
         self._perform(self._ledger.receive(message, now_us()))
 

@@ -26,10 +26,11 @@ class Outbox:
 
     def __init__(self) -> None:
         self._boxes: dict[str, _Box] = {}
+        self._dropped: dict[str, int] = {}  # last numbers: who comes back after all must not take new letters for old
 
     def post(self, entrypoint: str, letter: Letter) -> None:
         """Keep one letter for the entrypoint and wake its poll."""
-        box = self._boxes.setdefault(entrypoint, _Box())
+        box = self._box(entrypoint)
         box.last += 1
         box.letters.append((box.last, letter))
         box.arrived.set()
@@ -37,10 +38,9 @@ class Outbox:
     async def poll(self, entrypoint: str, after: int, wait_s: float) -> tuple[int, list[Letter]]:
         """(number of the last letter, letters after `after`), as soon as there is one, or none after `wait_s`.
 
-        `after` acknowledges. An entrypoint that knows more than this box (the engine is a new life) starts over:
-        its numbers are per life, so it must poll a new life from 0.
+        `after` acknowledges. Numbers are per life of the engine: a new life must be polled from 0.
         """
-        box = self._boxes.setdefault(entrypoint, _Box())
+        box = self._box(entrypoint)
         box.polled_s = monotonic_s()
         box.letters = [entry for entry in box.letters if entry[0] > after]
         if not box.letters:
@@ -57,5 +57,10 @@ class Outbox:
         now_s = monotonic_s()
         gone = [name for name, box in self._boxes.items() if now_s - box.polled_s > limit_s]
         for name in gone:
-            del self._boxes[name]
+            self._dropped[name] = self._boxes.pop(name).last
         return gone
+
+    def _box(self, entrypoint: str) -> _Box:
+        if entrypoint not in self._boxes:
+            self._boxes[entrypoint] = _Box(last=self._dropped.pop(entrypoint, 0))
+        return self._boxes[entrypoint]

@@ -177,9 +177,11 @@ class RequestRun:
         offer = effect.ticket if isinstance(effect.ticket, TicketOffer) else None
         images = tuple(ImageRef(e.digest, e.image_index, e.rows) for e in effect.embeddings)
         sequence = effect.request.request_id
-        reason = await handle.submit.remote(Submission(effect.request, self._origin(sequence), offer, images))
-        if reason:
-            return m.SubmitRejected(effect.ask, Rejected(sequence, reason))
+        answer = await handle.submit.remote(Submission(effect.request, self._origin(sequence), offer, images))
+        if isinstance(answer, Rejected):
+            return m.SubmitRejected(effect.ask, answer)
+        if isinstance(answer, Refused):
+            return m.CallFailed(effect.ask, answer.reason)
         return m.Submitted(effect.ask)
 
     def _origin(self, sequence: str) -> Origin:
