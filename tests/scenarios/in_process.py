@@ -149,7 +149,8 @@ class Life:
                 result = await getattr(self.actor, method)(*values)
             except Exception as raised:
                 error = RayTaskError(method, repr(raised), raised).as_instanceof_cause()
-                self.world.raised.append(f"{self.group}.{method}: {raised!r}")
+                if not self.is_dead:
+                    self.world.raised.append(f"{self.group}.{method}: {raised!r}")
         if fault is Fault.FAIL_AFTER:
             error = ActorUnavailableError("injected", b"x" * 16)
         self._end(future, result, error)
@@ -262,6 +263,18 @@ class World:
         self.hub.lose(Group(name, self.lives[name].group.epoch).agent)
         self._announce()
 
+    def replace(self, group: GroupRef) -> None:
+        """A life has ended by itself: the next one begins."""
+        if self.lives[group.name].group == group and not self.lives[group.name].is_dead:
+            self.kill(group.name)
+            self.spawn(self.begin(group.name))
+
+    async def renew(self, name: str, pause_s: float = 0.0) -> None:
+        """A life ends, and after a while the next one begins."""
+        self.kill(name)
+        await asyncio.sleep(pause_s)
+        await self.begin(name)
+
     def actor(self, name: str) -> Any:
         return self.lives[name].actor
 
@@ -284,7 +297,7 @@ class World:
         def end(code: int) -> None:
             assert life is not None
             self.ended.append((life.group, code))
-            self.loop.call_soon_threadsafe(self.kill, life.group.name)
+            self.loop.call_soon_threadsafe(self.replace, life.group)
 
         return Surroundings(
             members=lambda cluster, on_view: InProcessMembers(self, life, on_view),
@@ -465,12 +478,14 @@ async def running(
     seed: int = 0,
     lease_s: float = 5.0,
     silent_s: float = 15.0,
+    lost_after_s: float = 5.0,
     **policy: int,
 ) -> AsyncGenerator[World, None]:
     """The demo manifest's cluster; `policy` replaces limits of a request (microseconds)."""
     cluster = cluster_of_manifest()
     cluster = replace(
         cluster,
+        membership=replace(cluster.membership, lost_after_us=int(lost_after_s * 1e6)),
         transfer=replace(cluster.transfer, lease_us=int(lease_s * 1e6)),
         policy=replace(
             cluster.policy, **({"ask_us": 3_000_000, "progress_us": 5_000_000, "gap_us": 1_000_000} | policy)

@@ -115,7 +115,7 @@ async def test_a_reservation_whose_answer_was_lost_is_given_back(tmp_path):
 
 
 async def test_an_admitted_sequence_ends_with_its_client_while_the_source_has_not_let_go(tmp_path):
-    async with running(tmp_path, build) as world:
+    async with running(tmp_path, build, lease_s=1.5) as world:
         service = await world.entrypoint()
         world.call_fault = lose_peer_messages_to(PROMPT)
         task = asyncio.create_task(world.ask(service, world.job(1, 140, 3500)))
