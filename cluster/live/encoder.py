@@ -129,7 +129,7 @@ class EncoderActor:
             try:
                 await asyncio.wait_for(balancer.report.remote(report), timeout=1.0)
             except (RayError, TimeoutError):
-                continue
+                self._fresh += known
 
 
 def _uint16() -> Any:

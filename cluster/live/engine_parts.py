@@ -143,9 +143,9 @@ class EngineParts:
 
     async def _load(self, request: EngineRequest, origin: Origin) -> None:
         sequence = request.request_id
-        prefix = self.sequences.prefix(sequence)
+        if (prefix := self.sequences.prefix(sequence)) is None:
+            return  # aborted in the meantime
         assert self._loader is not None, "a hit was promised by a cluster without a store"
-        assert prefix is not None, f"{sequence} has no chain keys"
         loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
         if sequence not in self.sequences:
             return
@@ -337,6 +337,7 @@ class EngineParts:
         try:
             await asyncio.wait_for(balancer.report.remote(report), timeout=1.0)
         except (RayError, TimeoutError):
+            self.sequences.give_back_fresh(known)
             log.debug("balancer did not take report %d", self._seq)
 
     def is_saved(self) -> bool:

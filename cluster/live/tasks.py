@@ -9,20 +9,24 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Owns what it spawned until it ends."""
+    """Owns what it spawned until it ends. After `cancel` nothing runs any more."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_over = False
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        if self._is_over:
+            task.cancel()
         return task
 
     def cancel(self) -> None:
         """Cancel everything that still runs."""
+        self._is_over = True
         for task in self._tasks:
             task.cancel()
 

@@ -364,9 +364,9 @@ class World:
         answer.timeline = service.timeline(job.request_id)
         return answer
 
-    def job(self, seed: int, tokens: int, outputs: int, image: bool = False, **fields: Any) -> ChatJob:
+    def job(self, number: int, tokens: int, outputs: int, image: bool = False, **fields: Any) -> ChatJob:
         """A random prompt of about `tokens` tokens, with a picture in its middle if asked for."""
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(number)
         ids = [0, *rng.integers(16, 900, tokens).tolist()]
         spans: tuple[ImageSpan, ...] = ()
         canvases: tuple[np.ndarray, ...] = ()
@@ -379,12 +379,12 @@ class World:
         sampling = {k: fields.pop(k) for k in tuple(fields) if k in SamplingParams.__dataclass_fields__}
         params = SamplingParams(**({"temperature": 0.0, "max_tokens": outputs, "ignore_eos": True} | sampling))
         return ChatJob(
-            request_id=f"t{seed}-{uuid.UUID(int=self.dice.getrandbits(128)).hex[:8]}",
+            request_id=f"t{number}-{uuid.UUID(int=self.dice.getrandbits(128)).hex[:8]}",
             token_ids=tuple(ids),
             sampling=params,
             spans=spans,
             canvases=canvases,
-            **({"cache_salt": str(seed)} | fields),
+            **({"cache_salt": str(number)} | fields),
         )
 
     # ------------------------------------------------------------ what is left
