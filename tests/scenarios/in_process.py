@@ -48,8 +48,10 @@ from shoal.engines.core.request import ImageSpan, SamplingParams
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGE_TOKENS = 14  # 3 x 3 and its delimiters
 OPEN_S = 30.0
-ASK_S = 45.0
-QUIET_S = 8.0  # below every balancer's expiry: what is given back, not what has run out
+ASK_S = 90.0
+QUIET_S = 25.0  # a busy machine is slow; holds of balancers last longer: what is given back counts, not what runs out
+HOLD_US = 300_000_000
+LIMITS = {"match_us": 5_000_000, "ask_us": 20_000_000, "progress_us": 30_000_000, "gap_us": 2_000_000}
 LATE_S = 0.03
 LAND_S = 0.005
 
@@ -476,7 +478,7 @@ async def running(
     folder: Path,
     build: Callable[..., Any],
     seed: int = 0,
-    lease_s: float = 5.0,
+    lease_s: float = 20.0,
     silent_s: float = 15.0,
     lost_after_s: float = 5.0,
     **policy: int,
@@ -485,11 +487,12 @@ async def running(
     cluster = cluster_of_manifest()
     cluster = replace(
         cluster,
+        prefill_balancer=replace(cluster.prefill_balancer, reservation_us=HOLD_US),
+        decode_balancer=replace(cluster.decode_balancer, reservation_us=HOLD_US),
+        encode_balancer=replace(cluster.encode_balancer, reservation_us=HOLD_US),
         membership=replace(cluster.membership, lost_after_us=int(lost_after_s * 1e6)),
         transfer=replace(cluster.transfer, lease_us=int(lease_s * 1e6)),
-        policy=replace(
-            cluster.policy, **({"ask_us": 3_000_000, "progress_us": 5_000_000, "gap_us": 1_000_000} | policy)
-        ),
+        policy=replace(cluster.policy, **LIMITS | policy),
     )
     world = World(make_spec(cluster, folder), build, seed, silent_s)
     logger = logging.getLogger("shoal")

@@ -121,7 +121,7 @@ async def test_an_admitted_sequence_ends_with_its_client_while_the_source_has_no
         task = asyncio.create_task(world.ask(service, world.job(1, 140, 3500)))
         await until(lambda: running_at(world, COMPLETION), "decoding")
         task.cancel()
-        await until(lambda: not running_at(world, COMPLETION), "nothing decodes for nobody", 1.5)
+        await until(lambda: not running_at(world, COMPLETION), "nothing decodes for nobody", 3.0)
         await world.quiet()
 
 
@@ -189,7 +189,7 @@ async def test_an_entrypoint_that_goes_silent_takes_its_requests_with_it(tmp_pat
         answer = asyncio.create_task(world.ask(other, stays))
         await until(lambda: running_at(world, COMPLETION) == 4, "all decode")
         silent.tasks.cancel()
-        await until(lambda: running_at(world, COMPLETION) <= 1, "nothing decodes for nobody", 4.0)
+        await until(lambda: running_at(world, COMPLETION) <= 1, "nothing decodes for nobody", 6.0)
         assert is_right(stays, await answer)
         for task in gone:
             task.cancel()
