@@ -66,7 +66,7 @@ def served_model(endpoint: str) -> str:
     try:
         models = httpx.get(f"{endpoint}/v1/models", timeout=10.0).json()
         served: str = models["data"][0]["id"]
-    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
         raise SessionError(f"{endpoint} does not answer as a Shoal cluster does: {error}") from error
     return served
 

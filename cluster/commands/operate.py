@@ -1,6 +1,7 @@
 """`shoal up`, `down` and `status`: start a cluster, end exactly that cluster, look at it."""
 
 import json
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from shoal.cluster.commands.running import FAILED, friendly_errors, make_spec, open_ray, progress_bar
 from shoal.cluster.commands.validate import AsJson, ManifestPath, load
-from shoal.cluster.live.session import Session, connect, find, forget, record, sessions, stop_ray
+from shoal.cluster.live.session import (
+    Session,
+    SessionError,
+    connect,
+    find,
+    forget,
+    record,
+    require_free,
+    sessions,
+    stop_ray,
+)
 from shoal.cluster.live.spec import ClusterSpec
 
 Address = Annotated[str | None, typer.Option(help="A running Ray, host:port or ray://…; default: $RAY_ADDRESS or own.")]
@@ -25,6 +36,7 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
 
     Without --detach an own cluster ends with Ctrl-C. On somebody else's Ray (--address) it always keeps running.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while it starts, too: nothing may stay behind
     with friendly_errors():
         cluster, _ = load(manifest)
         running = [s.name for s in sessions()]
@@ -45,19 +57,23 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
 def start(spec: ClusterSpec, address: str | None) -> tuple[Session, str]:
     """Bring a cluster up with a progress bar; the recorded session and the HTTP endpoint.
 
-    Whatever fails on the way, an own Ray does not stay behind.
+    Whatever fails on the way, neither an own Ray nor actors on somebody else's stay behind.
     """
     api = spec.cluster.api
+    if not (address or os.environ.get("RAY_ADDRESS")):
+        require_free(api.host, api.port)
     endpoint = f"http://{api.host}:{api.port}"
     with progress_bar(f"starting {spec.name}") as bar:
         task = bar.task_ids[0]
         bar.update(task, now="ray")
         session = open_ray(spec.name, address)
-        from shoal.cluster.live.launch import bring_up
+        from shoal.cluster.live.launch import NameTakenError, bring_up, take_down
 
         try:
             bring_up(spec, lambda p: bar.update(task, completed=p.ready, total=p.wanted, now=p.what))
-        except BaseException:
+        except BaseException as error:
+            if not session.pid and not isinstance(error, NameTakenError):
+                take_down(spec.name)
             stop_ray(session)
             raise
     session = replace(session, http=endpoint)
@@ -70,7 +86,11 @@ def end(session: Session) -> None:
     if session.pid:
         stop_ray(session)  # ends every actor: nothing in them outlives a kill that would be worth a slower end
     else:
-        connect(session)
+        try:
+            connect(session)
+        except ConnectionError as error:
+            forget(session.name)
+            raise SessionError(f"no Ray answers at {session.address} any more; {session.name} is forgotten") from error
         from shoal.cluster.live.launch import take_down
 
         take_down(session.name)
@@ -114,8 +134,7 @@ def _table(facts: dict[str, Any], session: Session) -> Table:
 
 
 def wait_for_signal() -> None:
-    """Return at SIGINT or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Return at SIGINT, or at SIGTERM, which `up` has made the same."""
     try:
         while True:
             signal.pause()

@@ -31,10 +31,10 @@ class Patience:
         """From now on the wait for room is counted, unless it already is."""
         self._room_since_us = self._room_since_us or now_us
 
-    def pause(self, retry_after_us: int, now_us: int, limit_us: int) -> bool:
-        """Set `retry_at_us`, later each time; False once `limit_us` have been waited since room was first refused."""
+    def pause(self, retry_after_us: int, now_us: int, is_absent: bool) -> bool:
+        """Set `retry_at_us`, later each time; False when the wait for room (or for an absent group) is over."""
         self.start_room(now_us)
-        until_us = self._room_since_us + limit_us
+        until_us = self._room_since_us + (self._policy.absent_us if is_absent else self._policy.wait_us)
         if now_us >= until_us:
             return False
         most_us = self._policy.retry_us << min(self._pauses, _PAUSES_DOUBLED)
@@ -62,6 +62,14 @@ class Patience:
             self.gap_at_us = 0
         elif not self.gap_at_us:
             self.gap_at_us = now_us + self._policy.gap_us
+
+    def complaint(self, output_count: int, now_us: int) -> str:
+        """Why the engine is not to be waited for any longer; empty while it is."""
+        if now_us >= self.silent_at_us:
+            return f"no word of it for {self._policy.progress_us / 1e6:g} s"
+        if self.gap_at_us and now_us >= self.gap_at_us:
+            return f"token {output_count} or the end did not come in {self._policy.gap_us / 1e6:g} s"
+        return ""
 
     def leave_engine(self) -> None:
         """No engine has the sequence, and no pause runs."""

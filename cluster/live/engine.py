@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.cluster.live.engine_parts import EngineParts
 
 ENTRYPOINT_SILENT_S = 15.0
+STEP_LIMIT_S = 300.0  # far beyond any step, kernels compiled in the first one included
 REPORT_S = 0.1
 WAKE_S = 0.25
 DRAIN_POLL_S = 0.1
@@ -65,14 +66,14 @@ class EngineActor:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._parts = parts = await open_parts(self._spec, self._group, self._directory, self._place)
         parts.steps.start()
-        self._tasks.spawn(self._directory.follow())
-        self._tasks.spawn(self._report_forever())
-        self._tasks.spawn(self._wake_forever())
+        self._tasks.spawn_vital(self._directory.follow())
+        self._tasks.spawn_vital(self._report_forever())
+        self._tasks.spawn_vital(self._wake_forever())
         if parts.target is not None:
-            self._tasks.spawn(parts.target.poll_forever())
-            self._tasks.spawn(self._renew_forever())
+            self._tasks.spawn_vital(parts.target.poll_forever())
+            self._tasks.spawn_vital(self._renew_forever())
         if parts.source is not None:
-            self._tasks.spawn(self._renew_forever())
+            self._tasks.spawn_vital(self._renew_forever())
 
     async def ping(self) -> bool:
         """Whether this life is up."""
@@ -87,10 +88,10 @@ class EngineActor:
         return os.getpid()
 
     async def drain(self) -> None:
-        """Take nothing new; returns when nothing is left, saves included."""
+        """Take nothing new; returns when nothing is left, saves and undelivered letters included."""
         self._is_draining = True
         parts = self._open_parts()
-        while len(parts.sequences) or parts.open_tickets() or not parts.is_saved():
+        while not parts.is_idle():
             await asyncio.sleep(DRAIN_POLL_S)
 
     def close(self) -> None:
@@ -134,7 +135,7 @@ class EngineActor:
         await self._open_parts().abort(sequence, reason)
 
     async def poll(self, entrypoint: str, after: int, wait_s: float) -> tuple[int, list[Letter]]:
-        """Letters for an entrypoint after number `after`, or none after `wait_s`."""
+        """Letters for an entrypoint after number `after`; after a quiet `wait_s` a word about its sequences here."""
         return await self._open_parts().poll(entrypoint, after, wait_s)
 
     async def peer(self, message: ToSource | ToTarget) -> None:
@@ -170,12 +171,14 @@ class EngineActor:
             await asyncio.sleep(REPORT_S)
 
     async def _wake_forever(self) -> None:
-        """Deadlines of tickets, and entrypoints that have gone away with their clients."""
+        """Deadlines of tickets, entrypoints that have gone away with their clients, a step that never ends."""
         parts = self._open_parts()
         while True:
+            if parts.steps.step_s > STEP_LIMIT_S:  # pings are answered by this loop, so nobody else can see it
+                raise TimeoutError(f"{self._group}: a step has run for {STEP_LIMIT_S:g} s")
             parts.wake()
-            for entrypoint in parts.outbox.silent(self._entrypoint_silent_s):
-                await self._abort_all(parts.sequences, entrypoint)
+            for entrypoint in parts.outbox.silent(ENTRYPOINT_SILENT_S):
+                self._tasks.spawn(self._abort_all(parts.sequences, entrypoint))  # waits for steps; this loop must not
             await asyncio.sleep(WAKE_S)
 
     async def _abort_all(self, sequences: Sequences, entrypoint: str) -> None:

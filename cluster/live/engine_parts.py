@@ -27,7 +27,7 @@ from shoal.cluster.live.handoff_bytes import HandoffBytes
 from shoal.cluster.live.handoff_source import HandoffSource, SourcePorts
 from shoal.cluster.live.handoff_target import HandoffTarget, TargetPorts
 from shoal.cluster.live.images_in import image_rows
-from shoal.cluster.live.loader import Loaded, Loader
+from shoal.cluster.live.loader import Loaded, Loader, NotLoaded
 from shoal.cluster.live.names import COMPLETION, DECODE_BALANCER, PREFILL_BALANCER, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter, Outbox
 from shoal.cluster.live.prefix import Prefix
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 BROKEN_EXIT = 71
 KNOWN_S = 2.0
+STEP_SLOW_S = 30.0
 
 
 class EngineParts:
@@ -81,7 +82,7 @@ class EngineParts:
         self._saver: Saver | None = None
         self._loader: Loader | None = None
         if spec.cluster.store is not None:
-            client, missing = store_client(spec, directory, owner=str(group))
+            client, missing = store_client(spec, directory, group)
             self._saver = Saver(client, missing, self._on_saved)
             self._loader = Loader(client, self.steps, self._grain_tokens, self._on_loaded)
 
@@ -104,9 +105,10 @@ class EngineParts:
             self.sequences.forget(sequence)  # first, so that the answer is all the entrypoint hears of it
             if self.source is not None:
                 self.source.abort(sequence, answer.reason)
-            return answer
+            self.sequences.forget(sequence)
+            return answer.reason
         if sequence not in self.sequences:
-            return None  # aborted, or ended, in the meantime
+            return ""  # aborted while it was submitted
         for image in submission.images:
             self._tasks.spawn(self._image_in(sequence, origin, image))
         if request.hit_tokens:
@@ -132,10 +134,12 @@ class EngineParts:
     async def abort(self, sequence: str, reason: str) -> None:
         """End a sequence wherever it is: hand-off, load, scheduler. Who asks for it need not be told."""
         request_id, attempt = split_engine_id(sequence)
-        self.sequences.forget(sequence)
+        held = False  # by a hand-off, which frees the memory when no write can touch it any more
         if self.source is not None:
             self.source.abort(sequence, reason)
-        held = self.target is not None and self.target.abort(request_id, attempt, reason)
+            held = self.source.has(sequence)
+        if self.target is not None:
+            held = self.target.abort(request_id, attempt, reason)
         if self._loader is not None:
             self._loader.cancel(sequence)
         if not held:
@@ -146,15 +150,22 @@ class EngineParts:
         if (prefix := self.sequences.prefix(sequence)) is None:
             return  # aborted in the meantime
         assert self._loader is not None, "a hit was promised by a cluster without a store"
-        loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
+        assert prefix is not None, f"{sequence} has no chain keys"
+        try:
+            loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
+        except Exception as error:  # the request must not wait for a load that never ends
+            log.exception("%s: its hit could not be loaded", sequence)
+            loaded = NotLoaded(f"internal: {type(error).__name__}")
         if sequence not in self.sequences:
             return
         if not isinstance(loaded, Loaded):
             self.letter(origin, FetchFailed(origin.attempt, self._group, loaded.reason))
             await self.abort(sequence, f"hit not loaded: {loaded.reason}")
             return
-        started = PrefillStarted(origin.attempt, self._group, loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us)
-        self.letter(origin, started)
+        if self.source is not None:
+            self.source.blocks_ready(sequence, 0, loaded.target.blocks)
+        sizes = (loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us, loaded.memory_bytes)
+        self.letter(origin, PrefillStarted(origin.attempt, self._group, *sizes))
 
     def _on_loaded(self, target: LoadTarget) -> None:
         if self.source is not None:
@@ -183,6 +194,8 @@ class EngineParts:
         """Letters; after a quiet `wait_s`, and now and then among others, a word about each sequence still here."""
         number, letters = await self.outbox.poll(entrypoint, after, wait_s)
         if letters and monotonic_s() - self._known_s.get(entrypoint, 0.0) < KNOWN_S:
+            return number, letters
+        if self.steps.step_s > STEP_SLOW_S:  # it may never end: a request must not be told that all is well
             return number, letters
         self._known_s[entrypoint] = monotonic_s()
         origins = [self.sequences.origin(name) for name in self.sequences.of(entrypoint)]
@@ -253,7 +266,8 @@ class EngineParts:
     def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
         """The sequence is ours: say so, and repeat its outputs, so that nothing depends on the source's letters."""
         sequence = state.request.request_id
-        if (origin := self.sequences.origin(sequence)) is None:
+        if (origin := self.sequences.origin(sequence)) is None:  # aborted while it was admitted
+            self.steps.post(lambda engine: engine.abort(sequence))
             return
         moved = sum(kind.byte_count for kind in ticket.expected)
         self.letter(origin, Admitted(origin.attempt, self._group, moved, handoff_us))
@@ -266,11 +280,11 @@ class EngineParts:
         if ended.state is TicketState.RELEASED:
             return
         sequence = f"{ended.ticket.request_id}/{ended.ticket.attempt}"
-        if ended.reason == SOURCE_ABORTED:  # it tells the entrypoint why, if that was not the entrypoint's own wish
-            self.sequences.forget(sequence)
-        elif (origin := self.sequences.origin(sequence)) is not None:
-            reason = f"{ended.state}: {ended.reason}"
-            self.letter(origin, HandoffFailed(origin.attempt, self._group, reason))
+        if (origin := self.sequences.origin(sequence)) is not None:
+            # A source tells the entrypoint itself why it gave up, if it was not the entrypoint's own wish.
+            if ended.reason != SOURCE_ABORTED:
+                reason = f"{ended.state}: {ended.reason}"
+                self.letter(origin, HandoffFailed(origin.attempt, self._group, reason))
             self.sequences.forget(sequence)
 
     def _on_broken(self, target: Group) -> None:
@@ -340,9 +354,10 @@ class EngineParts:
             self.sequences.give_back_fresh(known)
             log.debug("balancer did not take report %d", self._seq)
 
-    def is_saved(self) -> bool:
-        """Whether nothing waits to be written to the store."""
-        return self._saver is None or self._saver.is_idle
+    def is_idle(self) -> bool:
+        """Whether nothing is left here: no sequence, no ticket, no letter on its way, nothing to write to the store."""
+        is_saved = self._saver is None or self._saver.is_idle
+        return is_saved and self.outbox.is_empty and not len(self.sequences) and not self.open_tickets()
 
     def counters(self) -> Mapping[str, int]:
         """Counts since the start, for metrics."""

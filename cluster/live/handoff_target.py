@@ -21,6 +21,7 @@ from shoal.cluster.core.handoff import (
     ToTarget,
     decode_written,
 )
+from shoal.cluster.core.names import engine_id
 from shoal.cluster.core.target_ledger import Admit, Ask, FreeReservation, TargetEffect, TargetLedger, Verify
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.handoff_bytes import HandoffBytes, digest_of
@@ -67,7 +68,8 @@ class HandoffTarget:
         self._admitted: set[TicketId] = set()  # the scheduler has their sequences, the source has not let go yet
         self._opening: dict[tuple[str, int], bool] = {}  # attempts being reserved: whether aborted meanwhile
         self._state_us: dict[TicketId, int] = {}
-        self._tasks = Tasks()
+        self._admitted: set[TicketId] = set()  # the scheduler's: how their tickets end is the source's business alone
+        self._tasks: set[asyncio.Task[None]] = set()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
 
     async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected | Refused:
@@ -78,8 +80,10 @@ class HandoffTarget:
         if attempt in self._opening:
             return Refused(f"{sequence} is being reserved by an earlier call")
         self._opening[attempt] = False
-        reservation = await self._ports.reserve(sequence, tokens + 1)
-        is_aborted = self._opening.pop(attempt)
+        try:
+            reservation = await self._ports.reserve(sequence, tokens + 1)
+        finally:
+            is_aborted = self._opening.pop(attempt)
         if not isinstance(reservation, Reservation):
             return reservation
         ticket: Ticket | Refused = Refused(f"{sequence} was aborted meanwhile")
@@ -98,18 +102,21 @@ class HandoffTarget:
         self._perform(self._ledger.receive(message, now_us()))
 
     def abort(self, request_id: str, attempt: int, reason: str) -> bool:
-        """End an attempt's open ticket; False if the scheduler may know the sequence, and must end it as well."""
+        """End an attempt's open ticket; False if the scheduler may know the sequence.
+
+        True also while its memory is quarantined: the scheduler must not free what the source may still write into.
+        """
         if (request_id, attempt) in self._opening:
             self._opening[request_id, attempt] = True
             return True
         ticket = self._ledger.find(request_id, attempt)
-        if ticket is None:
-            return False
-        is_admitted = ticket.ticket_id in self._admitted
-        self._perform(self._ledger.abort(ticket.ticket_id, reason, now_us()))
-        if is_admitted:
-            self._free(ticket)  # unless its admission has begun; then the scheduler has it, before any later abort
-        return not is_admitted
+        if ticket is not None:
+            if ticket.ticket_id in self._admitted:
+                return False
+            self._perform(self._ledger.abort(ticket.ticket_id, reason, now_us()))
+            return True
+        sequence = engine_id(request_id, attempt)
+        return any(reservation.request_id == sequence for reservation in self._reservations.values())
 
     def source_lost(self, source: Group) -> None:
         """A PROMPT group's life is over."""
@@ -154,13 +161,16 @@ class HandoffTarget:
                     self._tasks.spawn(self._verify(ticket))
                 case Admit(ticket, state):
                     self._admitted.add(ticket.ticket_id)
-                    self._tasks.spawn(self._admit(ticket, state))
+                    self._spawn(self._admit(ticket, state))
                 case FreeReservation(ticket):
-                    self._free(ticket)
-                case Ended(ticket) if ticket.ticket_id in self._admitted:
-                    self._admitted.remove(ticket.ticket_id)
-                case Ended():
-                    self._ports.ended(effect)
+                    self._state_us.pop(ticket.ticket_id, None)
+                    if (reservation := self._reservations.pop(ticket.ticket_id, None)) is not None:
+                        self._ports.cancel(reservation)
+                case Ended(ticket):
+                    if ticket.ticket_id in self._admitted:
+                        self._admitted.remove(ticket.ticket_id)
+                    else:
+                        self._ports.ended(effect)
 
     def _free(self, ticket: Ticket) -> None:
         self._state_us.pop(ticket.ticket_id, None)
@@ -169,15 +179,30 @@ class HandoffTarget:
 
     async def _verify(self, ticket: Ticket) -> None:
         if (reservation := self._reservations.get(ticket.ticket_id)) is None:
-            return  # it ended in the meantime
-        count = self._layout.blocks_for(reservation.tokens - 1)  # the output is not sent
-        parts = (*self._layout.block_parts(ticket.blocks[:count]), *self._layout.slot_parts(ticket.slot))
-        sums = await asyncio.get_running_loop().run_in_executor(self._worker, digest_of, parts, self._checksum)
+            return  # it has ended meanwhile
+        try:
+            count = self._layout.blocks_for(reservation.tokens - 1)  # the output is not sent
+            parts = (*self._layout.block_parts(ticket.blocks[:count]), *self._layout.slot_parts(ticket.slot))
+            sums = await asyncio.get_running_loop().run_in_executor(self._worker, digest_of, parts, self._checksum)
+        except Exception as error:  # its request must not wait for a check that never ends
+            log.exception("%s cannot be verified", ticket.ticket_id)
+            self._perform(self._ledger.abort(ticket.ticket_id, f"verification: {type(error).__name__}", now_us()))
+            return
         self._perform(self._ledger.verified(ticket.ticket_id, sums, now_us()))
 
     async def _admit(self, ticket: Ticket, state: TokenState) -> None:
-        if (reservation := self._reservations.pop(ticket.ticket_id, None)) is None:
-            return  # aborted in the meantime
+        reservation = self._reservations.pop(ticket.ticket_id)
+        try:
+            answer = await self._ports.admit(reservation, state)
+        except ValueError as error:  # a state of another request: what the source says is not trusted
+            answer = Rejected(reservation.request_id, str(error))
+        waited_us = now_us() - self._state_us.pop(ticket.ticket_id, now_us())
+        if isinstance(answer, Rejected):
+            log.error("%s verified but not admitted: %s", ticket.ticket_id, answer.reason)
+            self._ports.cancel(reservation)
+            self._ports.ended(Ended(ticket, TicketState.ABORTED, f"not admitted: {answer.reason}"))
+            return
+        self._ports.admitted(ticket, state, waited_us)
 
         def then(answer: Accepted | Rejected) -> None:
             waited_us = now_us() - self._state_us.pop(ticket.ticket_id, now_us())

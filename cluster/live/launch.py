@@ -1,5 +1,6 @@
 """Brings a cluster up on a connected Ray and takes it down again, telling how far it is."""
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from ray.exceptions import RayError
 from shoal.cluster.core.membership import MemberState, View
 from shoal.cluster.live.clock import monotonic_s, sleep_s
 from shoal.cluster.live.controller import Controller
-from shoal.cluster.live.names import controller_name
+from shoal.cluster.live.names import controller_name, parse_actor_name
 from shoal.cluster.live.serving import deploy
-from shoal.cluster.live.session import NAMESPACE
+from shoal.cluster.live.session import NAMESPACE, SessionError
 from shoal.cluster.live.spec import ClusterSpec
 
 READY_DEADLINE_S = 180.0
@@ -23,8 +24,12 @@ POLL_S = 0.1
 DOWN_S = 20.0
 
 
-class LaunchError(Exception):
+class LaunchError(SessionError):
     """A cluster that does not come up; the message names what is missing."""
+
+
+class NameTakenError(LaunchError):
+    """Another cluster of this name runs on that Ray; nothing was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ def start_controller(spec: ClusterSpec) -> Any:
     except ValueError:
         pass
     else:
-        raise LaunchError(f"a cluster named {spec.name!r} is up already; `shoal down --name {spec.name}` ends it")
+        raise NameTakenError(f"a cluster named {spec.name!r} is up already; `shoal down --name {spec.name}` ends it")
     actor = ray.remote(Controller).options(
         name=controller_name(spec.name), namespace=NAMESPACE, lifetime="detached", num_cpus=0,
         max_restarts=-1, max_concurrency=4096,
@@ -54,11 +59,14 @@ def start_controller(spec: ClusterSpec) -> Any:
 def bring_up(spec: ClusterSpec, on_progress: Callable[[Progress], None] = lambda progress: None) -> None:
     """Start everything and return when a request would be answered. LaunchError after a deadline."""
     wanted = sum(count for _, count in spec.desired) + 1
-    Path(spec.run_dir).mkdir(parents=True, exist_ok=True)
+    Path(spec.run_dir).mkdir(parents=True, exist_ok=True, mode=0o700)  # the store holds what users said
     controller = start_controller(spec)
     on_progress(Progress(0, wanted, "controller"))
     ray.get(controller.ping.remote(), timeout=READY_DEADLINE_S)
-    deploy(spec)
+    try:
+        deploy(spec)
+    except RuntimeError as error:  # Serve's word for an application that cannot be built
+        raise LaunchError(f"the HTTP side does not start: {error}") from error
     deadline_s = monotonic_s() + READY_DEADLINE_S
     while True:
         view = ray.get(controller.view.remote(), timeout=READY_DEADLINE_S)
@@ -67,9 +75,11 @@ def bring_up(spec: ClusterSpec, on_progress: Callable[[Progress], None] = lambda
         on_progress(Progress(ready + is_answering, wanted, _missing(view)))
         if is_answering:
             return
-        if monotonic_s() > deadline_s:
+        is_late = monotonic_s() > deadline_s
+        if is_late or any(member.state is MemberState.FAILED for member in view.members):
             health = ray.get(controller.health.remote(), timeout=READY_DEADLINE_S)
-            raise LaunchError(f"not ready after {READY_DEADLINE_S:.0f} s: {'; '.join(health.reasons) or 'no HTTP'}")
+            what = f"not ready after {READY_DEADLINE_S:.0f} s" if is_late else "a member fails again and again"
+            raise LaunchError(f"{what}: {'; '.join(health.reasons) or 'no HTTP'}")
         sleep_s(POLL_S)
 
 
@@ -80,11 +90,23 @@ def take_down(name: str) -> int:
         stopped: int = ray.get(controller.shutdown.remote(), timeout=DOWN_S)
         ray.kill(controller)
     except (ValueError, RayError):
-        stopped = 0
+        stopped = _kill_members(name)
     try:
         serve.delete(name)
     except RayError:
         return stopped
+    return stopped
+
+
+def _kill_members(name: str) -> int:
+    """End what a controller that is gone, or does not answer, has left; the number of actors that were ended."""
+    stopped = 0
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        is_ours = entry["name"] == controller_name(name) or parse_actor_name(name, entry["name"]) is not None
+        if entry["namespace"] == NAMESPACE and is_ours:
+            with contextlib.suppress(ValueError):  # it has just gone
+                ray.kill(ray.get_actor(entry["name"], namespace=NAMESPACE))
+                stopped += 1
     return stopped
 
 

@@ -9,10 +9,11 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from ray import serve
-from shoal.cluster.api.app import create_app
+from shoal.cluster.api.app import check_key, create_app
 from shoal.cluster.api.codec import ChatCodec
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.live.entrypoint import EntrypointService
+from shoal.cluster.live.facts import api_keys
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.pixels import ModelPixels
 from shoal.cluster.live.spec import ClusterSpec
@@ -28,9 +29,10 @@ def build_app(spec: ClusterSpec) -> FastAPI:
     preprocessor = ModelPixels(directory) if spec.cluster.encoders else None
     codec = ChatCodec.from_file(directory, preprocessor)
     service = EntrypointService(spec, f"entrypoint-{uuid.uuid4().hex[:12]}", codec.eos_token_id)
-    app = create_app(service, codec, _settings(spec))
+    settings = _settings(spec)
+    app = create_app(service, codec, settings)
     _start_with(app, service)
-    _add_timeline(app, service)
+    _add_timeline(app, service, settings)
     return app
 
 
@@ -61,15 +63,11 @@ def deploy(spec: ClusterSpec) -> None:
 
 def _settings(spec: ClusterSpec) -> ApiSettings:
     cluster = spec.cluster
-    keys: tuple[str, ...] = ()
-    if cluster.api.keys_file:
-        lines = Path(cluster.api.keys_file).read_text(encoding="utf-8").splitlines()
-        keys = tuple(line.strip() for line in lines if line.strip())
     return ApiSettings(
         context_tokens=cluster.max_model_len,
         thinking_default=False,
         request_timeout_s=cluster.policy.deadline_us / 1e6,
-        api_keys=keys,
+        api_keys=api_keys(cluster.api.keys_file),
     )
 
 
@@ -87,9 +85,10 @@ def _start_with(app: FastAPI, service: EntrypointService) -> None:
     app.router.lifespan_context = lifespan
 
 
-def _add_timeline(app: FastAPI, service: EntrypointService) -> None:
+def _add_timeline(app: FastAPI, service: EntrypointService, settings: ApiSettings) -> None:
     @app.get("/debug/requests/{request_id}", response_model=None)
     async def timeline(request: Request, request_id: str) -> Response:
+        check_key(request, settings)
         found = service.timeline(request_id)
         if found is None:
             return JSONResponse({"error": {"message": f"request {request_id!r} is not among the recent ones"}}, 404)
