@@ -51,7 +51,7 @@ class EngineActor:
         self._entrypoint_silent_s = entrypoint_silent_s
         self._parts: EngineParts | None = None
         self._directory = place.members(spec.name, self._on_view)
-        self._tasks = Tasks()
+        self._tasks = Tasks(place.end)
         self._alive: frozenset[GroupRef] = frozenset()
         self._is_draining = False
 
@@ -177,7 +177,7 @@ class EngineActor:
             if parts.steps.step_s > STEP_LIMIT_S:  # pings are answered by this loop, so nobody else can see it
                 raise TimeoutError(f"{self._group}: a step has run for {STEP_LIMIT_S:g} s")
             parts.wake()
-            for entrypoint in parts.outbox.silent(ENTRYPOINT_SILENT_S):
+            for entrypoint in parts.outbox.silent(self._entrypoint_silent_s):
                 self._tasks.spawn(self._abort_all(parts.sequences, entrypoint))  # waits for steps; this loop must not
             await asyncio.sleep(WAKE_S)
 

@@ -105,10 +105,9 @@ class EngineParts:
             self.sequences.forget(sequence)  # first, so that the answer is all the entrypoint hears of it
             if self.source is not None:
                 self.source.abort(sequence, answer.reason)
-            self.sequences.forget(sequence)
-            return answer.reason
+            return answer
         if sequence not in self.sequences:
-            return ""  # aborted while it was submitted
+            return None  # aborted, or ended, while it was submitted
         for image in submission.images:
             self._tasks.spawn(self._image_in(sequence, origin, image))
         if request.hit_tokens:
@@ -134,6 +133,7 @@ class EngineParts:
     async def abort(self, sequence: str, reason: str) -> None:
         """End a sequence wherever it is: hand-off, load, scheduler. Who asks for it need not be told."""
         request_id, attempt = split_engine_id(sequence)
+        self.sequences.forget(sequence)
         held = False  # by a hand-off, which frees the memory when no write can touch it any more
         if self.source is not None:
             self.source.abort(sequence, reason)
@@ -150,7 +150,6 @@ class EngineParts:
         if (prefix := self.sequences.prefix(sequence)) is None:
             return  # aborted in the meantime
         assert self._loader is not None, "a hit was promised by a cluster without a store"
-        assert prefix is not None, f"{sequence} has no chain keys"
         try:
             loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
         except Exception as error:  # the request must not wait for a load that never ends
@@ -162,8 +161,6 @@ class EngineParts:
             self.letter(origin, FetchFailed(origin.attempt, self._group, loaded.reason))
             await self.abort(sequence, f"hit not loaded: {loaded.reason}")
             return
-        if self.source is not None:
-            self.source.blocks_ready(sequence, 0, loaded.target.blocks)
         sizes = (loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us, loaded.memory_bytes)
         self.letter(origin, PrefillStarted(origin.attempt, self._group, *sizes))
 

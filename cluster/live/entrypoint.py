@@ -57,7 +57,7 @@ class EntrypointService:
         self._eos_token_id = eos_token_id
         self.put = place.put
         self.directory = place.members(spec.name, self._on_view)
-        self.tasks = Tasks()
+        self.tasks = Tasks(place.end)
         self._runs: dict[str, RequestRun] = {}
         self._alive: frozenset[GroupRef] = frozenset()
         self._timelines: dict[str, RequestTimeline] = {}

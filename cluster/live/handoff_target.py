@@ -65,11 +65,10 @@ class HandoffTarget:
         self._ports = ports
         self._checksum = checksum
         self._reservations: dict[TicketId, Reservation] = {}
-        self._admitted: set[TicketId] = set()  # the scheduler has their sequences, the source has not let go yet
         self._opening: dict[tuple[str, int], bool] = {}  # attempts being reserved: whether aborted meanwhile
         self._state_us: dict[TicketId, int] = {}
         self._admitted: set[TicketId] = set()  # the scheduler's: how their tickets end is the source's business alone
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
 
     async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected | Refused:
@@ -161,7 +160,7 @@ class HandoffTarget:
                     self._tasks.spawn(self._verify(ticket))
                 case Admit(ticket, state):
                     self._admitted.add(ticket.ticket_id)
-                    self._spawn(self._admit(ticket, state))
+                    self._tasks.spawn(self._admit(ticket, state))
                 case FreeReservation(ticket):
                     self._state_us.pop(ticket.ticket_id, None)
                     if (reservation := self._reservations.pop(ticket.ticket_id, None)) is not None:
@@ -171,11 +170,6 @@ class HandoffTarget:
                         self._admitted.remove(ticket.ticket_id)
                     else:
                         self._ports.ended(effect)
-
-    def _free(self, ticket: Ticket) -> None:
-        self._state_us.pop(ticket.ticket_id, None)
-        if (reservation := self._reservations.pop(ticket.ticket_id, None)) is not None:
-            self._ports.cancel(reservation)
 
     async def _verify(self, ticket: Ticket) -> None:
         if (reservation := self._reservations.get(ticket.ticket_id)) is None:
@@ -192,24 +186,17 @@ class HandoffTarget:
 
     async def _admit(self, ticket: Ticket, state: TokenState) -> None:
         reservation = self._reservations.pop(ticket.ticket_id)
-        try:
-            answer = await self._ports.admit(reservation, state)
-        except ValueError as error:  # a state of another request: what the source says is not trusted
-            answer = Rejected(reservation.request_id, str(error))
-        waited_us = now_us() - self._state_us.pop(ticket.ticket_id, now_us())
-        if isinstance(answer, Rejected):
-            log.error("%s verified but not admitted: %s", ticket.ticket_id, answer.reason)
-            self._ports.cancel(reservation)
-            self._ports.ended(Ended(ticket, TicketState.ABORTED, f"not admitted: {answer.reason}"))
-            return
-        self._ports.admitted(ticket, state, waited_us)
 
         def then(answer: Accepted | Rejected) -> None:
             waited_us = now_us() - self._state_us.pop(ticket.ticket_id, now_us())
             if isinstance(answer, Rejected):
+                log.warning("%s verified but not admitted: %s", ticket.ticket_id, answer.reason)
                 self._ports.cancel(reservation)
                 self._ports.ended(Ended(ticket, TicketState.ABORTED, f"not admitted: {answer.reason}"))
             else:
                 self._ports.admitted(ticket, state, waited_us)
 
-        await self._ports.admit(reservation, state, then)
+        try:
+            await self._ports.admit(reservation, state, then)
+        except ValueError as error:  # a state of another request: what the source says is not trusted
+            then(Rejected(reservation.request_id, str(error)))

@@ -42,7 +42,7 @@ class Outbox:
 
         `after` acknowledges. Numbers are per life: an entrypoint must poll a new life from 0.
         """
-        box = self._box(entrypoint)
+        box = self._boxes.setdefault(entrypoint, _Box())
         box.polled_s = monotonic_s()
         box.letters = [entry for entry in box.letters if entry[0] > after]
         if not box.letters:
@@ -66,10 +66,5 @@ class Outbox:
         now_s = monotonic_s()
         gone = [name for name, box in self._boxes.items() if now_s - box.polled_s > limit_s]
         for name in gone:
-            self._dropped[name] = self._boxes.pop(name).last
+            del self._boxes[name]
         return gone
-
-    def _box(self, entrypoint: str) -> _Box:
-        if entrypoint not in self._boxes:
-            self._boxes[entrypoint] = _Box(last=self._dropped.pop(entrypoint, 0))
-        return self._boxes[entrypoint]

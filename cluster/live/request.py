@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.exceptions import RayError, RayTaskError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
@@ -165,7 +164,7 @@ class RequestRun:
         span = self._chat.spans[effect.image_index]
         handle = self._member(effect.group)
         # Not on the loop: while the object store is full, `put` waits until something has been spilled.
-        canvas = await asyncio.to_thread(ray.put, self._canvases[span.digest])
+        canvas = await asyncio.to_thread(self._service.put, self._canvases[span.digest])
         [rows] = await handle.encode.remote(effect.sequence, span.digest, _patches(span.length), canvas)
         return m.Encoded(effect.ask, m.Embedding(effect.image_index, span.digest, effect.group, rows))
 

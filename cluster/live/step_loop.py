@@ -86,13 +86,19 @@ class StepLoop:
                 if output:
                     self._loop.call_soon_threadsafe(self._deliver, output)
         except BaseException:
-            _end_process()
+            self._end_broken()
 
     def _deliver(self, output: StepOutput) -> None:
         try:
             self._on_output(output)
         except Exception:  # tokens, chunks and endings of every sequence in this step would be lost
-            _end_process()
+            self._end_broken()
+
+    def _end_broken(self) -> None:
+        """An invariant is broken: the process ends, in the handler of the exception that shows it."""
+        log.critical("step loop broke; this engine ends", exc_info=True)
+        logging.shutdown()
+        self._end(BROKEN_EXIT)
 
     def _serve_calls(self, block: bool) -> None:
         try:
@@ -103,14 +109,9 @@ class StepLoop:
             return
 
 
-def _end_process() -> None:
-    """An invariant is broken: the process ends, in the handler of the exception that shows it."""
-    log.critical("step loop broke; this engine ends", exc_info=True)
-    logging.shutdown()
-    os._exit(BROKEN_EXIT)
-
-
-def _succeed(future: asyncio.Future[T], result: T) -> None:
+def _succeed(future: asyncio.Future[T], result: T, then: Callable[[T], object] | None) -> None:
+    if then is not None:
+        then(result)
     if not future.done():
         future.set_result(result)
 

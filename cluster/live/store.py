@@ -63,6 +63,10 @@ class StoreNodeActor:
     async def drain(self) -> None:
         """Nothing is in memory only: fragments are on disk when their append has been answered."""
 
+    def close(self) -> None:
+        """End everything this life runs, where no process ends with it."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
     async def append(self, device: str, head: bytes, payload: Bytes) -> Reply[Location | Refused]:
         """Write one fragment; `payload` is uint8 [shard bytes]."""
         return await self._run(lambda: self._opened().append(device, head, payload.data))

@@ -12,7 +12,6 @@ import numpy as np
 from ray.exceptions import RayError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import COMPLETION, INDEX, NODE, role_of
 from shoal.cluster.live.saver import MissingPort
 from shoal.cluster.live.spec import ClusterSpec
@@ -120,7 +119,7 @@ class RayIndex:
         return _call(self._directory.only(INDEX), "missing", keys)
 
 
-def store_client(spec: ClusterSpec, directory: Directory, group: GroupRef) -> tuple[StoreClient, MissingPort]:
+def store_client(spec: ClusterSpec, directory: Members, group: GroupRef) -> tuple[StoreClient, MissingPort]:
     """A client of this engine group over this cluster's store, and the question which grains it lacks.
 
     The host cache lies in the group's own process. A COMPLETION group only saves, so it has none.

@@ -124,7 +124,10 @@ class Life:
     def call(self, method: str, args: tuple[Any, ...]) -> Call:
         """Start a call from any thread."""
         future: Future[Any] = Future()
-        self.world.loop.call_soon_threadsafe(self._start, future, method, args)
+        if self.is_dead:  # also after the end of the scenario, when its loop is closed
+            future.set_exception(ActorDiedError())
+        else:
+            self.world.loop.call_soon_threadsafe(self._start, future, method, args)
         return Call(future)
 
     def _start(self, future: "Future[Any]", method: str, args: tuple[Any, ...]) -> None:

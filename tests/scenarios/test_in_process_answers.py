@@ -50,7 +50,7 @@ class Judge:
 
 
 def saved(world):
-    return all(engine._parts.is_saved() for engine in world.engines())
+    return all((engine._parts._saver.is_idle) for engine in world.engines())
 
 
 async def test_random_prompts_pictures_and_hits(tmp_path, model):
