@@ -51,6 +51,7 @@ class Saver:
         self._bytes = 0  # taken and not yet given to the client
         self.dropped = 0
         self.failed = 0
+        self._is_closed = False
         threading.Thread(target=self._run, name="saver", daemon=True).start()
 
     def save(self, objects: Sequence[ToSave]) -> None:
@@ -63,13 +64,17 @@ class Saver:
             self._bytes += size
         self._queue.put(objects)
 
+    def close(self) -> None:
+        """Stop saving; what is queued is lost."""
+        self._is_closed = True
+
     @property
     def is_idle(self) -> bool:
         """Whether everything taken has been written (or given up)."""
         return not self._bytes and not self._owners
 
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 batch = list(self._queue.get(timeout=IDLE_S))
             except queue.Empty:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -26,9 +25,10 @@ class StepLoop:
     broken an invariant: memory can no longer be trusted, so the process ends and the cluster re-routes its requests.
     """
 
-    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None]) -> None:
+    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None], end: Callable[[int], object]) -> None:
         self._engine = engine
         self._on_output = on_output
+        self._end = end
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
@@ -39,8 +39,12 @@ class StepLoop:
         """Begin stepping."""
         self._thread.start()
 
-    async def call(self, work: Callable[[Engine], T]) -> T:
-        """Run `work` on the engine between two steps and return its result; its exceptions come back here."""
+    async def call(self, work: Callable[[Engine], T], then: Callable[[T], object] | None = None) -> T:
+        """Run `work` on the engine between two steps and return its result; its exceptions come back here.
+
+        `then` is called with the result on the asyncio loop, before the output of any later step: the caller itself
+        goes on some turns of the loop afterwards, when such an output may have been told already.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
 
         def run() -> None:
@@ -49,7 +53,7 @@ class StepLoop:
             except Exception as error:  # handed to the caller, who knows what it means
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
-                self._loop.call_soon_threadsafe(_succeed, future, result)
+                self._loop.call_soon_threadsafe(_succeed, future, result, then)
 
         self._calls.put(run)
         return await future
@@ -82,13 +86,19 @@ class StepLoop:
                 if output:
                     self._loop.call_soon_threadsafe(self._deliver, output)
         except BaseException:
-            _end_process()
+            self._end_broken()
 
     def _deliver(self, output: StepOutput) -> None:
         try:
             self._on_output(output)
         except Exception:  # tokens, chunks and endings of every sequence in this step would be lost
-            _end_process()
+            self._end_broken()
+
+    def _end_broken(self) -> None:
+        """An invariant is broken: the process ends, in the handler of the exception that shows it."""
+        log.critical("step loop broke; this engine ends", exc_info=True)
+        logging.shutdown()
+        self._end(BROKEN_EXIT)
 
     def _serve_calls(self, block: bool) -> None:
         try:
@@ -99,14 +109,9 @@ class StepLoop:
             return
 
 
-def _end_process() -> None:
-    """An invariant is broken: the process ends, in the handler of the exception that shows it."""
-    log.critical("step loop broke; this engine ends", exc_info=True)
-    logging.shutdown()
-    os._exit(BROKEN_EXIT)
-
-
-def _succeed(future: asyncio.Future[T], result: T) -> None:
+def _succeed(future: asyncio.Future[T], result: T, then: Callable[[T], object] | None) -> None:
+    if then is not None:
+        then(result)
     if not future.done():
         future.set_result(result)
 
