@@ -180,7 +180,7 @@ def start_ray(name: str, object_store_bytes: int, on_wait: Callable[[], None] = 
             f"--system-config={json.dumps(HEALTH_CHECKS)}",
         ],
         stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-        env=os.environ | {SESSION_MARK: mark},
+        env=os.environ | {SESSION_MARK: mark, "RAY_TMPDIR": str(_ray_dir())},
     )  # fmt: skip
     session = Session(name=name, address=address, token=token, pid=process.pid, mark=mark)
     deadline = monotonic_s() + START_DEADLINE_S
@@ -200,6 +200,16 @@ def start_ray(name: str, object_store_bytes: int, on_wait: Callable[[], None] = 
             stop_ray(session)
             raise SessionError(f"ray did not listen on {address} in {START_DEADLINE_S:.0f} s; see {log.name}")
     return session
+
+
+def _ray_dir() -> Path:
+    """Where own Rays keep their sessions and logs.
+
+    Not Ray's /tmp/ray: the newest Ray there is the one that any other Ray's jobs on this machine are sent to.
+    """
+    path = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def _use_token(token: str) -> None:
