@@ -141,8 +141,9 @@ def status(name: Name = None, address: Address = None, as_json: AsJson = False) 
 def _table(facts: dict[str, Any], session: Session) -> Table:
     state = "healthy" if facts["healthy"] else "; ".join(facts["reasons"])
     table = Table(title=f"{session.name}  {session.http}  {state}", title_justify="left")
-    for column in ("member", "epoch", "state", "pid", "running", "waiting", "free blocks", "free slots", "tickets"):
-        table.add_column(column)
+    table.add_column("member", no_wrap=True)
+    for column in ("epoch", "state", "pid", "running", "waiting", "blocks", "slots", "tickets"):
+        table.add_column(column)  # blocks and slots: the free ones
     for member in facts["members"]:
         load = member.get("load") or {}
         cells = [str(load.get(k, "")) for k in ("running", "waiting", "blocks_free", "slots_free", "tickets")]

@@ -99,6 +99,7 @@ def take_down(name: str) -> int:
 
     LaunchError if something of it is still there after a deadline.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     owns_serve = _end_controller(name)
     stopped = _kill_actors(NAMESPACE, f"{name}:")
     if _actors(SERVE_NAMESPACE, SERVE_CONTROLLER):
