@@ -1,16 +1,20 @@
 """Verbs of the command tests: run `shoal`, write a manifest with a free port, wait, look for what was left behind."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
-from shoal.cluster.live.session import SESSION_MARK, free_port
+from shoal.cluster.live.session import Session, family, free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+MARK = "SHOAL_TEST_SHELL"
 COMMAND_S = 150.0
 
 
@@ -21,7 +25,12 @@ class Shell:
         self.folder = folder
         self.port = free_port()
         self.state = folder / "state"
-        settings = {"SHOAL_STATE_DIR": str(self.state), "SHOAL_DATA_DIR": str(folder / "data"), "COLUMNS": "120"}
+        settings = {
+            "SHOAL_STATE_DIR": str(self.state),
+            "SHOAL_DATA_DIR": str(folder / "data"),
+            "COLUMNS": "120",
+            MARK: uuid.uuid4().hex,
+        }
         self.env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "PYTHONPATH")} | settings
         self._begun: list[subprocess.Popen[bytes]] = []
 
@@ -49,10 +58,21 @@ class Shell:
         """Names of the session records."""
         return sorted(path.name for path in self.state.glob("*")) if self.state.exists() else []
 
-    def assert_nothing_left(self, before: set[int]) -> None:
-        """No record, no process of a Ray that is not in `before`, and the API's port free."""
+    def processes(self) -> list[psutil.Process]:
+        """Living processes of this user's recorded clusters and of their Rays, and whatever carries our mark."""
+        records = [msgspec.json.decode(path.read_bytes(), type=Session) for path in self.state.glob("*.json")]
+        found = [process for record in records for process in family(record)]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.env[MARK]:
+                    found.append(process)
+        return [process for process in found if is_alive(process)]
+
+    def assert_nothing_left(self, known: list[psutil.Process]) -> None:
+        """No record, no process of ours nor any that was `known` while the cluster ran, and the API's port free."""
+        assert known
         assert self.sessions() == []
-        wait("no process is left", lambda: not own_processes() - before, 15.0)
+        wait("no process is left", lambda: not self.processes() and not any(map(is_alive, known)), 15.0)
         assert free_again(self.port)
 
     def clean_up(self) -> None:
@@ -64,17 +84,11 @@ class Shell:
                 process.wait(COMMAND_S)
 
 
-def own_processes() -> set[int]:
-    """Living processes of this test's own Rays: children (or orphans) marked in the environment or by command line."""
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            marked = SESSION_MARK in process.environ() and process.environ().get("PYTEST_CURRENT_TEST")
-            if marked and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_again(port: int) -> bool:
