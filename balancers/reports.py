@@ -123,6 +123,10 @@ class Choice:
     cost_us: float
     scores: tuple[GroupScore, ...] = ()
 
+    def costs(self) -> dict[str, int | str]:
+        """For each group judged its cost in microseconds, or why it could not be used."""
+        return {score.group.name: score.refused or round(score.cost_us) for score in self.scores}
+
 
 @dataclass(frozen=True, slots=True)
 class Full:

@@ -11,10 +11,10 @@ from threading import Event
 
 from shoal.kvstore.config import StoreConfig
 from shoal.kvstore.core.records import Erased, Kind, Location, Miss, StripeRecord
-from shoal.kvstore.core.stripe import Checksums, Code, Gathering
+from shoal.kvstore.core.stripe import Allocate, Checksums, Code, Gathering
 from shoal.kvstore.ports import NodePort, Reply, failure_of
 
-Read = Future[Reply[bytes | Erased]]
+Read = Future[Reply[bytes | memoryview | Erased]]
 Objects = Mapping[tuple[Kind, bytes], memoryview | Miss]
 # A cancelled fetch notices within this time even if no fragment answers.
 CANCEL_POLL_US = 20_000
@@ -72,7 +72,7 @@ class _StripeRead:
             self.reasons.append(f"fragment {index}: {failure}")
             return
         answer = future.result().value
-        erased = answer if isinstance(answer, Erased) else self.gathering.offer(index, answer)
+        erased = answer if isinstance(answer, Erased) else self.gathering.offer(index, answer, is_summed=True)
         if erased is not None:
             self.reasons.append(f"fragment {index}: {erased.reason}")
 
@@ -87,13 +87,14 @@ class StripeReader:
 
     def __init__(
         self,
-        nodes: Mapping[str, NodePort],
+        world: tuple[Mapping[str, NodePort], Allocate],
         config: StoreConfig,
         code: Code,
         sums: Checksums,
         clock_us: Callable[[], int],
     ) -> None:
-        self._nodes = nodes
+        """`world` is the nodes by name and where memory for decoded stripes comes from."""
+        self._nodes, self._allocate = world
         self._config = config
         self._code = code
         self._sums = sums
@@ -129,7 +130,7 @@ class StripeReader:
 
     def _finish(self, first: _StripeRead, window: list[_StripeRead], limits: Limits) -> Objects | StripeLost | Miss:
         """Drive every stripe of the window until the first one is decoded or given up."""
-        while not first.gathering.is_ready:
+        while (objects := self._decoded(first)) is None:
             if first.is_lost:
                 is_certain = first.gathering.count + first.unreachable < first.record.data
                 return StripeLost(first.record, is_certain, tuple(first.reasons))
@@ -144,7 +145,18 @@ class StripeReader:
                 for future in [future for future in stripe.pending if future in done]:
                     stripe.take(future)
                 self._ask_more(stripe)
-        return first.gathering.decode()
+        return objects
+
+    def _decoded(self, stripe: _StripeRead) -> Objects | None:
+        """The objects once enough fragments are there and none of those used was damaged on its way here."""
+        while stripe.gathering.is_ready:
+            objects = stripe.gathering.decode(self._allocate)
+            damaged = stripe.gathering.recheck() if any(isinstance(item, Miss) for item in objects.values()) else ()
+            if not damaged:
+                return objects
+            stripe.reasons += damaged
+            self._ask_more(stripe)
+        return None
 
     def _ask_more(self, stripe: _StripeRead) -> None:
         """Ask what was left out: one for each erasure at once, everything when the stripe is slow."""

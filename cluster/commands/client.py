@@ -82,7 +82,7 @@ def story(endpoint: str, request_id: str) -> dict[str, Any]:
         answer = httpx.get(f"{endpoint}/debug/requests/{request_id}", timeout=10.0)
         found: dict[str, Any] = answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        raise SessionError(f"{endpoint} answered the chat but does not tell its story: {error}") from error
+        raise SessionError(f"{endpoint} does not tell about {request_id}: {error}") from error
     return found if answer.status_code == httpx.codes.OK else {"marks": []}
 
 

@@ -23,12 +23,12 @@ from shoal.cluster.commands.validate import AsJson, ManifestPath, load
 from shoal.cluster.live.clock import sleep_s
 from shoal.cluster.live.session import (
     Session,
-    check_port,
     connect,
     forget,
     in_job,
     is_running,
     record,
+    require_free,
     sent_checkout,
     sessions,
     stop_ray,
@@ -47,6 +47,7 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
 
     Without --detach an own cluster ends with Ctrl-C. On somebody else's Ray (--address) it always keeps running.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while it starts, too: nothing may stay behind
     with friendly_errors():
         cluster, _ = load(manifest)
         running = [s.name for s in sessions()]
@@ -54,7 +55,7 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
             typer.echo(f"shoal: {cluster.name!r} is up already; `shoal down --name {cluster.name}` ends it", err=True)
             raise typer.Exit(FAILED)
         if not ray_address(address):
-            check_port(cluster.api.host, cluster.api.port)
+            require_free(cluster.api.host, cluster.api.port)
         spec = make_spec(cluster, run_dir)
         typer.echo(cluster.to_yaml(), nl=False, err=True)
         session, endpoint = start(spec, address)

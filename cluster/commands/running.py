@@ -99,7 +99,7 @@ def friendly_errors() -> Iterator[None]:
     """A mistake of the user ends as one message and an exit code, without a traceback."""
     try:
         yield
-    except SessionError as error:
+    except (SessionError, ConnectionError, TimeoutError) as error:
         typer.echo(f"shoal: {error}", err=True)
         raise typer.Exit(FAILED) from None
     except (ShoalError, CheckpointError) as error:

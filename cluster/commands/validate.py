@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from shoal.cluster.errors import ShoalError
 from shoal.cluster.facts import Facts
-from shoal.cluster.live.facts import model_directory, read_facts
+from shoal.cluster.live.facts import read_facts
 from shoal.cluster.manifest import read_manifest
 from shoal.cluster.plan import make_plan
 from shoal.cluster.resolve import ResolvedCluster, resolve
@@ -21,7 +21,7 @@ def load(path: Path) -> tuple[ResolvedCluster, Facts]:
     manifest = read_manifest(path)
     store = manifest.store
     disk = Path(store.directory) if store is not None and store.directory != "auto" else Path.cwd()
-    facts = read_facts(model_directory(manifest.model.path), disk)
+    facts = read_facts(manifest.model.path, disk)
     return resolve(manifest, facts, str(path)), facts
 
 

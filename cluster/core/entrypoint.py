@@ -1,8 +1,8 @@
 """Life of one request as a state machine: match, encode, route, reserve, prefill, hand off, decode, end, re-route.
 
-Pure: events and the time in, effects out; the shell performs effects and decides nothing. Every state but ENDED has an
-exit by time. What an attempt started is undone when it is given up, and again when a late answer shows that a peer had
-acted after all. Tokens already emitted are kept: the next attempt computes prompt + outputs under a new number.
+Pure: events and the time in, effects out. Every state but ENDED has an exit by time. What an attempt started is undone
+when it is given up, and again when a late answer shows that a peer had acted after all. Tokens emitted are kept: the
+next attempt computes prompt + outputs under a new number.
 """
 
 from shoal.balancers.config import NO_GROUP, ROOM
@@ -96,9 +96,7 @@ class RequestMachine:
             case m.CallFailed(number, reason):
                 if ask := self._asks.drop(number):
                     self._on_call_failed(ask, reason)
-            case m.Matched() | m.Chosen() | m.Encoded() | m.Reserved() | m.ReserveRefused():
-                self._on_answer(event)
-            case m.Submitted() | m.SubmitRejected():
+            case _ if isinstance(event, m.Answer):
                 self._on_answer(event)
             case _:
                 if self._is_current(event):
@@ -158,12 +156,11 @@ class RequestMachine:
     def _on_engine(self, event: m.EngineEvent) -> None:
         attempt = self._attempt
         match event:
-            case m.PrefillStarted(_, group, hit_tokens, fetch_bytes, fetch_us):
+            case m.PrefillStarted(_, group, hit_tokens, fetch_bytes, fetch_us, memory_bytes):
                 if self._cached_tokens is None:
                     self._cached_tokens = hit_tokens
-                self._mark(
-                    "prefill started", group=group.name, hit_tokens=hit_tokens, bytes=fetch_bytes, fetch_us=fetch_us
-                )
+                fetched = {"bytes": fetch_bytes, "fetch_us": fetch_us, "memory_bytes": memory_bytes}
+                self._mark("prefill started", group=group.name, hit_tokens=hit_tokens, **fetched)
             case m.ChunkDone(_, group, tokens, cached):
                 self._mark("chunk", group=group.name, tokens=tokens, cached=cached)
                 if cached >= self._length() and self._state is State.PREFILLING:
@@ -285,8 +282,7 @@ class RequestMachine:
             self._effects.append(m.ChooseDecode(ask, DecodeNeed(attempt.sequence, length, final, without)))
 
     def _on_choice(self, ask: Ask, choice: Choice) -> None:
-        terms = {s.group.name: s.refused or round(s.cost_us) for s in choice.scores}
-        self._mark(ask.kind.replace("choose", "chose"), group=choice.group.name, **terms)
+        self._mark(ask.kind.replace("choose", "chose"), group=choice.group.name, **choice.costs())
         if ask.kind == "choose encoder":
             index, undo = ask.image_index, m.Abort(choice.group, choice.reservation, "")
             number = self._ask("encode", self._policy.encode_us, undo, index)
@@ -328,11 +324,12 @@ class RequestMachine:
         """Hold nothing and try again after a pause, at most `wait_us` in all."""
         self._give_up_attempt("waiting for room")
         self._crowded.clear()
-        if not self._patience.pause(full.retry_after_us, self._now_us):
-            return self._fail(failure(full))
-        self._state = State.WAITING
-        self._mark("waiting", code=full.code, until_us=self._patience.retry_at_us)
-        return None
+        is_absent = full.code == NO_GROUP and not self._failures
+        if self._patience.pause(full.retry_after_us, self._now_us, is_absent):
+            self._state = State.WAITING
+            self._mark("waiting", code=full.code, until_us=self._patience.retry_at_us)
+        else:
+            self._fail(failure(full))
 
     def _reroute(self, reason: str, exclude: str = "") -> None:
         """Give this attempt up and compute on elsewhere, with the tokens the client already has."""
@@ -371,10 +368,8 @@ class RequestMachine:
         if self._state is State.WAITING and now_us >= patience.retry_at_us:
             patience.resume()
             self._start_attempt()
-        elif self._state in AT_ENGINE and now_us >= patience.silent_at_us:
-            self._reroute(f"no word of it for {self._policy.progress_us / 1e6:g} s")
-        elif self._state in AT_ENGINE and patience.gap_at_us and now_us >= patience.gap_at_us:
-            self._reroute(f"token {len(self._output)} or the end did not come in {self._policy.gap_us / 1e6:g} s")
+        elif self._state in AT_ENGINE and (reason := patience.complaint(len(self._output), now_us)):
+            self._reroute(reason)
         return None
 
     def _set_wake(self) -> None:

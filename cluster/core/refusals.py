@@ -8,8 +8,11 @@ RETRY_AFTER_LEAST_US = 1_000_000  # Retry-After counts whole seconds
 
 
 def may_wait(full: Full, was_failed: bool) -> bool:
-    """Room comes as answers end; a fresh request finds other servers faster, one that we failed waits for ours."""
-    return full.code not in (TOO_LONG, DEADLINE) and (full.code == ROOM or was_failed)
+    """Room comes as answers end, a lost group's next life within seconds; a full queue is for other servers.
+
+    A request that we failed waits for its queue, too.
+    """
+    return full.code not in (TOO_LONG, DEADLINE) and (full.code in (ROOM, NO_GROUP) or was_failed)
 
 
 def failure(full: Full) -> Failure:

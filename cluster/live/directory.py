@@ -51,7 +51,10 @@ class Directory:
                 continue
             if view.number != self.view.number:
                 self.view, self._handles = view, handles
-                self._on_view(view)
+                try:
+                    self._on_view(view)
+                except Exception:  # one failed reaction must not blind this process to every later view
+                    log.exception("view %d was not acted upon as it should", view.number)
 
     async def wait_for(self, role: str, timeout_s: float) -> Any:
         """Handle of a ready member of the role; a TimeoutError after `timeout_s`."""

@@ -103,7 +103,7 @@ class EncoderActor:
             rows = await asyncio.to_thread(runner.encode, canvas)
         bits: Rows = rows.bfloat16().contiguous().view(dtype=_uint16()).numpy()
         self._rate.add(self._waiting[digest])
-        reference = ray.put(bits)
+        reference = await asyncio.to_thread(ray.put, bits)  # waits while the object store is full
         self._cache[digest] = (reference, bits.nbytes)
         while sum(size for _, size in self._cache.values()) > self._cache_bytes and len(self._cache) > 1:
             self._cache.popitem(last=False)

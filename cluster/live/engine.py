@@ -57,14 +57,14 @@ class EngineActor:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._parts = parts = await build_parts(self._spec, self._group, self._directory)
         parts.steps.start()
-        self._tasks.spawn(self._directory.follow())
-        self._tasks.spawn(self._report_forever())
-        self._tasks.spawn(self._wake_forever())
+        self._tasks.spawn_vital(self._directory.follow())
+        self._tasks.spawn_vital(self._report_forever())
+        self._tasks.spawn_vital(self._wake_forever())
         if parts.target is not None:
-            self._tasks.spawn(parts.target.poll_forever())
-            self._tasks.spawn(self._renew_forever())
+            self._tasks.spawn_vital(parts.target.poll_forever())
+            self._tasks.spawn_vital(self._renew_forever())
         if parts.source is not None:
-            self._tasks.spawn(self._renew_forever())
+            self._tasks.spawn_vital(self._renew_forever())
 
     async def ping(self) -> bool:
         """Whether this life is up."""
@@ -79,10 +79,10 @@ class EngineActor:
         return os.getpid()
 
     async def drain(self) -> None:
-        """Take nothing new; returns when nothing is left, saves included."""
+        """Take nothing new; returns when nothing is left, saves and undelivered letters included."""
         self._is_draining = True
         parts = self._open_parts()
-        while len(parts.sequences) or parts.open_tickets() or not parts.is_saved():
+        while not parts.is_idle():
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def status(self) -> dict[str, Any]:
@@ -120,8 +120,8 @@ class EngineActor:
         await self._open_parts().abort(sequence, reason)
 
     async def poll(self, entrypoint: str, after: int, wait_s: float) -> tuple[int, list[Letter]]:
-        """Letters for an entrypoint after number `after`, or none after `wait_s`."""
-        return await self._open_parts().outbox.poll(entrypoint, after, wait_s)
+        """Letters for an entrypoint after number `after`; after a quiet `wait_s` a word about its sequences here."""
+        return await self._open_parts().poll(entrypoint, after, wait_s)
 
     async def peer(self, message: ToSource | ToTarget) -> None:
         """A message about a ticket from the engine at its other end."""

@@ -29,7 +29,7 @@ from shoal.cluster.live.handoff_bytes import HandoffBytes
 from shoal.cluster.live.handoff_source import HandoffSource, SourcePorts
 from shoal.cluster.live.handoff_target import HandoffTarget, TargetPorts
 from shoal.cluster.live.images_in import image_rows
-from shoal.cluster.live.loader import Loaded, Loader
+from shoal.cluster.live.loader import Loaded, Loader, NotLoaded
 from shoal.cluster.live.names import COMPLETION, DECODE_BALANCER, PREFILL_BALANCER, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter, Outbox
 from shoal.cluster.live.prefix import Prefix
@@ -80,7 +80,7 @@ class EngineParts:
         self._saver: Saver | None = None
         self._loader: Loader | None = None
         if spec.cluster.store is not None:
-            client, missing = store_client(spec, directory, owner=str(group))
+            client, missing = store_client(spec, directory, group)
             self._saver = Saver(client, missing, self._on_saved)
             self._loader = Loader(client, self.steps, self._grain_tokens)
 
@@ -104,6 +104,8 @@ class EngineParts:
                 self.source.abort(sequence, answer.reason)
             self.sequences.forget(sequence)
             return answer.reason
+        if sequence not in self.sequences:
+            return ""  # aborted while it was submitted
         for image in submission.images:
             self._tasks.spawn(self._image_in(sequence, origin, image))
         if request.hit_tokens:
@@ -129,9 +131,12 @@ class EngineParts:
     async def abort(self, sequence: str, reason: str) -> None:
         """End a sequence wherever it is: hand-off, load, scheduler."""
         request_id, attempt = split_engine_id(sequence)
+        held = False  # by a hand-off, which frees the memory when no write can touch it any more
         if self.source is not None:
             self.source.abort(sequence, reason)
-        held = self.target is not None and self.target.abort(request_id, attempt, reason)
+            held = self.source.has(sequence)
+        if self.target is not None:
+            held = self.target.abort(request_id, attempt, reason)
         if self._loader is not None:
             self._loader.cancel(sequence)
         if not held:
@@ -143,7 +148,11 @@ class EngineParts:
         prefix = self.sequences.prefix(sequence)
         assert self._loader is not None, "a hit was promised by a cluster without a store"
         assert prefix is not None, f"{sequence} has no chain keys"
-        loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
+        try:
+            loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
+        except Exception as error:  # the request must not wait for a load that never ends
+            log.exception("%s: its hit could not be loaded", sequence)
+            loaded = NotLoaded(f"internal: {type(error).__name__}")
         if sequence not in self.sequences:
             return
         if not isinstance(loaded, Loaded):
@@ -152,8 +161,8 @@ class EngineParts:
             return
         if self.source is not None:
             self.source.blocks_ready(sequence, 0, loaded.target.blocks)
-        started = PrefillStarted(origin.attempt, self._group, loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us)
-        self.letter(origin, started)
+        sizes = (loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us, loaded.memory_bytes)
+        self.letter(origin, PrefillStarted(origin.attempt, self._group, *sizes))
 
     async def _image_in(self, sequence: str, origin: Origin, image: Any) -> None:
         rows = await image_rows(image, origin, self._group)
@@ -240,7 +249,8 @@ class EngineParts:
     def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
         """The sequence is ours: say so, and repeat its outputs, so that nothing depends on the source's letters."""
         sequence = state.request.request_id
-        if (origin := self.sequences.origin(sequence)) is None:
+        if (origin := self.sequences.origin(sequence)) is None:  # aborted while it was admitted
+            self.steps.post(lambda engine: engine.abort(sequence))
             return
         self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
         moved = sum(kind.byte_count for kind in ticket.expected)
@@ -251,12 +261,14 @@ class EngineParts:
             self.sequences.post_tokens(sequence, tuple(outputs))
 
     def _ticket_ended(self, ended: Ended) -> None:
-        if ended.state is TicketState.RELEASED or ended.reason == SOURCE_ABORTED:
-            return  # the source tells the entrypoint itself why it gave up, if it was not the entrypoint's own wish
+        if ended.state is TicketState.RELEASED:
+            return
         sequence = f"{ended.ticket.request_id}/{ended.ticket.attempt}"
         if (origin := self.sequences.origin(sequence)) is not None:
-            reason = f"{ended.state}: {ended.reason}"
-            self.letter(origin, HandoffFailed(origin.attempt, self._group, reason))
+            # A source tells the entrypoint itself why it gave up, if it was not the entrypoint's own wish.
+            if ended.reason != SOURCE_ABORTED:
+                reason = f"{ended.state}: {ended.reason}"
+                self.letter(origin, HandoffFailed(origin.attempt, self._group, reason))
             self.sequences.forget(sequence)
 
     def _on_broken(self, target: Group) -> None:
@@ -304,9 +316,8 @@ class EngineParts:
             report = DecodeReport(
                 group=self._group, seq=self._seq,
                 blocks_free=capacity.blocks_free, blocks_total=capacity.blocks_count,
-                slots_free=capacity.slots_free, sequences=capacity.running + capacity.reserved, sequences_max=config.sequences_max,
-                context_tokens=capacity.context_tokens,
-                known=known,
+                slots_free=capacity.slots_free, sequences=capacity.running + capacity.reserved,
+                sequences_max=config.sequences_max, context_tokens=capacity.context_tokens, known=known,
             )  # fmt: skip
         else:
             report = PrefillReport(
@@ -318,9 +329,10 @@ class EngineParts:
         except (RayError, TimeoutError):
             log.debug("balancer did not take report %d", self._seq)
 
-    def is_saved(self) -> bool:
-        """Whether nothing waits to be written to the store."""
-        return self._saver is None or self._saver.is_idle
+    def is_idle(self) -> bool:
+        """Whether nothing is left here: no sequence, no ticket, no letter on its way, nothing to write to the store."""
+        is_saved = self._saver is None or self._saver.is_idle
+        return is_saved and self.outbox.is_empty and not len(self.sequences) and not self.open_tickets()
 
     def counters(self) -> Mapping[str, int]:
         """Counts since the start, for metrics."""

@@ -21,13 +21,19 @@ def model_directory(path: str) -> Path:
     return ensure_toy() if path == "builtin:toy" else Path(path)
 
 
-def read_facts(directory: Path, disk: Path) -> Facts:
-    """Facts of the checkpoint in `directory`, and of this machine with the disk that holds `disk`.
+def served_name(path: str) -> str:
+    """The model name clients use: `shoal-toy`, or the name of the checkpoint's directory."""
+    return "shoal-toy" if path == "builtin:toy" else Path(path).resolve().name
+
+
+def read_facts(path: str, disk: Path) -> Facts:
+    """Facts of the checkpoint that `model.path` names, and of this machine with the disk that holds `disk`.
 
     Raises ShoalError if the checkpoint cannot be read.
     """
+    directory = model_directory(path)
     try:
-        model = _model_facts(directory)
+        model = _model_facts(directory, served_name(path))
     except (ConfigError, WeightsError) as error:
         raise ShoalError(f"{directory}: {error}") from error
     at = next(p for p in (disk.absolute(), *disk.absolute().parents) if p.exists())
@@ -35,20 +41,20 @@ def read_facts(directory: Path, disk: Path) -> Facts:
     return Facts(model, MachineFacts(memory, psutil.disk_usage(str(at)).free, psutil.cpu_count() or 1))
 
 
-def _model_facts(directory: Path) -> ModelFacts:
+def _model_facts(directory: Path, name: str) -> ModelFacts:
     config = ModelConfig.from_dir(directory)
     shape = cache_shape(config, CacheConfig().block_tokens)
     blocks, slots = block_layout(shape), slot_layout(shape)
     weights_bytes = vision_bytes = 0
     for file in sorted(directory.glob("*.safetensors")):
-        for name, entry in read_header(file).items():
+        for tensor, entry in read_header(file).items():
             size = entry["data_offsets"][1] - entry["data_offsets"][0]
-            if name.startswith(VISION_PREFIXES):
+            if tensor.startswith(VISION_PREFIXES):
                 vision_bytes += size
             else:
                 weights_bytes += size
     return ModelFacts(
-        name=directory.name,
+        name=name,
         positions_max=config.text.max_position_embeddings,
         window=config.window,
         backtracking=config.backtracking,

@@ -156,10 +156,14 @@ class HandoffSource:
         return self._outgoing.get(ticket_id) if ticket_id is not None else None
 
     async def _work(self, out: _Outgoing) -> None:
-        """One ticket's writes, one after the other, until it ends."""
+        """One ticket's writes, one after the other, until it ends; a job that fails ends the ticket."""
+        ticket_id = out.ticket.ticket_id
         try:
-            while True:
+            while self._outgoing.get(ticket_id) is out:
                 await (await out.jobs.get())
+        except Exception as error:
+            log.exception("%s: a write could not be prepared", ticket_id)
+            self._perform(self._ledger.abort(ticket_id, f"write: {type(error).__name__}"))
         finally:
             while not out.jobs.empty():
                 out.jobs.get_nowait().close()
@@ -187,12 +191,16 @@ class HandoffSource:
         if not isinstance(grant, Granted):
             return
         loop = asyncio.get_running_loop()
-        handle: WriteHandle = await loop.run_in_executor(
-            self._worker, lambda: self._ports.transfer.write(ticket.target.agent, (pieces,), notify)
-        )
-        state = handle.state()
-        while isinstance(state, Pending):
-            state = await loop.run_in_executor(self._worker, handle.wait, WRITE_WAIT_S)
+        try:
+            handle: WriteHandle = await loop.run_in_executor(
+                self._worker, lambda: self._ports.transfer.write(ticket.target.agent, (pieces,), notify)
+            )
+            state = handle.state()
+            while isinstance(state, Pending):
+                state = await loop.run_in_executor(self._worker, handle.wait, WRITE_WAIT_S)
+        except Exception as error:  # whether it was posted is unknown, so it may land yet
+            log.exception("%s: a write failed", ticket.ticket_id)
+            state = Lost(f"{type(error).__name__}: {error}")
         match state:
             case Done():
                 end, reason = WriteEnd.DONE, ""

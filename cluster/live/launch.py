@@ -18,7 +18,7 @@ from shoal.cluster.live.clock import monotonic_s, sleep_s
 from shoal.cluster.live.controller import Controller
 from shoal.cluster.live.names import controller_name
 from shoal.cluster.live.serving import deploy
-from shoal.cluster.live.session import NAMESPACE, SessionError, check_port, is_listening
+from shoal.cluster.live.session import NAMESPACE, SessionError, is_listening, require_free
 from shoal.cluster.live.spec import ClusterSpec
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def find_way(spec: ClusterSpec) -> ClusterSpec:
         raise LaunchError(f"a cluster named {spec.name!r} is up already; `shoal down --name {spec.name}` ends it")
     host, port = spec.cluster.api.host, spec.cluster.api.port
     if not _actors(SERVE_NAMESPACE, SERVE_CONTROLLER):
-        check_port(host, port)
+        require_free(host, port)
         return replace(spec, owns_serve=True)
     if spec.name in serve.status().applications:
         raise LaunchError(f"Serve on that Ray has an application {spec.name!r} already; choose another name")
@@ -72,7 +72,7 @@ def find_way(spec: ClusterSpec) -> ClusterSpec:
 def bring_up(spec: ClusterSpec, on_progress: Callable[[Progress], None] = lambda progress: None) -> None:
     """Start everything and return when a request would be answered. LaunchError after a deadline: take it down then."""
     wanted = sum(count for _, count in spec.desired) + 1
-    Path(spec.run_dir).mkdir(parents=True, exist_ok=True)
+    Path(spec.run_dir).mkdir(parents=True, exist_ok=True, mode=0o700)  # the store holds what users said
     controller = start_controller(spec)
     on_progress(Progress(0, wanted, "controller"))
     ray.get(controller.ping.remote(), timeout=READY_DEADLINE_S)

@@ -25,11 +25,12 @@ WORKERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A hit is in the engine: `target.tokens` tokens, fetched in `fetch_us`."""
+    """A hit is in the engine: `target.tokens` tokens, fetched in `fetch_us`, `memory_bytes` of it from host memory."""
 
     target: LoadTarget
     fetch_bytes: int
     fetch_us: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class Loader:
                 target = await self._steps.call(lambda engine: engine.load_hit(sequence, payloads, anchor))
                 match target:
                     case LoadTarget():
-                        return Loaded(target, sum(map(len, payloads)) + len(anchor), fetch_us)
+                        size = sum(map(len, payloads)) + len(anchor)
+                        return Loaded(target, size, fetch_us, fetched.memory_bytes)
                     case Rejected(_, reason):
                         return NotLoaded(reason)
                     case NoRoom():

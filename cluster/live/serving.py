@@ -11,7 +11,7 @@ import ray
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from ray import serve
-from shoal.cluster.api.app import create_app
+from shoal.cluster.api.app import check_key, create_app
 from shoal.cluster.api.codec import ChatCodec
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.live.entrypoint import EntrypointService
@@ -33,9 +33,10 @@ def build_app(spec: ClusterSpec) -> FastAPI:
     preprocessor = ModelPixels(directory) if spec.cluster.encoders else None
     codec = ChatCodec.from_file(directory, preprocessor)
     service = EntrypointService(spec, f"entrypoint-{uuid.uuid4().hex[:12]}", codec.eos_token_id)
-    app = create_app(service, codec, _settings(spec))
+    settings = _settings(spec)
+    app = create_app(service, codec, settings)
     _start_with(app, service)
-    _add_timeline(app, service)
+    _add_timeline(app, service, settings)
     return app
 
 
@@ -100,9 +101,10 @@ def _start_with(app: FastAPI, service: EntrypointService) -> None:
     app.router.lifespan_context = lifespan
 
 
-def _add_timeline(app: FastAPI, service: EntrypointService) -> None:
+def _add_timeline(app: FastAPI, service: EntrypointService, settings: ApiSettings) -> None:
     @app.get("/debug/requests/{request_id}", response_model=None)
     async def timeline(request: Request, request_id: str) -> Response:
+        check_key(request, settings)
         found = service.timeline(request_id)
         if found is None:
             return JSONResponse({"error": {"message": f"request {request_id!r} is not among the recent ones"}}, 404)

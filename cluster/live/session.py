@@ -26,6 +26,7 @@ from shoal.cluster.live.clock import monotonic_s, sleep_s
 import shoal
 
 NAMESPACE = "shoal"
+SAME_BIRTH_S = 5.0  # creation times are derived from the clock, which may have been set since
 SESSION_MARK = "SHOAL_SESSION_MARK"  # in the environment of every process of an own Ray, whoever its parent became
 START_DEADLINE_S = 60.0
 CONNECT_DEADLINE_S = 5.0
@@ -47,7 +48,10 @@ class SessionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A running cluster as this user's commands find it again. `pid` 0: somebody else's Ray, never stopped by us."""
+    """A running cluster as this user's commands find it again. `pid` 0: somebody else's Ray, never stopped by us.
+
+    `born_s` is when process `pid` was created: another process may get the same number, after a reboot for example.
+    """
 
     name: str
     address: str
@@ -55,6 +59,7 @@ class Session:
     pid: int = 0
     mark: str = ""
     http: str = ""
+    born_s: float = 0.0
 
 
 def checkout_root() -> Path:
@@ -104,8 +109,11 @@ def sessions() -> list[Session]:
 
 def is_running(session: Session) -> bool:
     """Whether an own Ray's process is there; of somebody else's Ray it is taken for granted."""
+    if not session.pid:
+        return True
     try:
-        return not session.pid or psutil.Process(session.pid).status() != psutil.STATUS_ZOMBIE
+        head = _head(session)
+        return head is not None and head.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -124,25 +132,36 @@ def find(name: str | None) -> Session:
     raise SessionError(f"several clusters are up ({names}); say which with --name")
 
 
+def _head(session: Session) -> psutil.Process | None:
+    """The process of an own Ray; None when it has ended, even if its number belongs to another process by now."""
+    try:
+        process = psutil.Process(session.pid)
+        is_same = abs(process.create_time() - session.born_s) < SAME_BIRTH_S
+    except psutil.Error:
+        return None
+    return process if is_same else None
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise SessionError if somebody listens on this address: another server would answer for ours."""
+    try:
+        where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(where[0], where[1]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where[4])
+    except OSError as error:
+        raise SessionError(
+            f"cannot listen on {host}:{port} ({error.strerror}); is another cluster or server using it? "
+            "Choose another address in the manifest: api.http"
+        ) from error
+
+
 def free_port() -> int:
     """A TCP port that was free a moment ago on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def check_port(host: str, port: int) -> None:
-    """SessionError if somebody on this machine listens where an API is to listen."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the proxy does: closed connections are free
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise SessionError(
-                f"api.http = {host}:{port}: {why}; free it, or choose another in the manifest"
-            ) from error
 
 
 def worker_environment() -> dict[str, str]:
@@ -155,6 +174,9 @@ def worker_environment() -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),  # fixed ports by default: two clusters would collide
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        # A proxy that is slow to start on a busy machine is killed after 5 s by default, and the start fails with it.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(checkout_root()), os.environ.get("PYTHONPATH", "")])),
@@ -182,24 +204,32 @@ def start_ray(name: str, object_store_bytes: int, on_wait: Callable[[], None] = 
         stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
         env=os.environ | {SESSION_MARK: mark, "RAY_TMPDIR": str(_ray_dir())},
     )  # fmt: skip
-    session = Session(name=name, address=address, token=token, pid=process.pid, mark=mark)
-    deadline = monotonic_s() + START_DEADLINE_S
+    born_s = psutil.Process(process.pid).create_time()
+    session = Session(name=name, address=address, token=token, pid=process.pid, mark=mark, born_s=born_s)
+    try:
+        _wait_for_ray(session, process, log.name, on_wait)
+    except BaseException:  # Ctrl-C, too
+        stop_ray(session)
+        raise
+    return session
+
+
+def _wait_for_ray(
+    session: Session, process: "subprocess.Popen[bytes]", log_name: str, on_wait: Callable[[], None]
+) -> None:
+    address, deadline = session.address, monotonic_s() + START_DEADLINE_S
     while True:
         on_wait()
         if process.poll() is not None:
-            raise SessionError(f"ray start ended with code {process.returncode}; see {log.name}")
+            raise SessionError(f"ray start ended with code {process.returncode}; see {log_name}")
         if _port_open(address):
             try:
-                connect(session)
-                break
+                return connect(session)
             except SessionError:
                 if monotonic_s() > deadline:
-                    stop_ray(session)
                     raise
         elif monotonic_s() > deadline:
-            stop_ray(session)
-            raise SessionError(f"ray did not listen on {address} in {START_DEADLINE_S:.0f} s; see {log.name}")
-    return session
+            raise SessionError(f"ray did not listen on {address} in {START_DEADLINE_S:.0f} s; see {log_name}")
 
 
 def _ray_dir() -> Path:
@@ -305,8 +335,9 @@ def stop_ray(session: Session) -> None:
     if not session.pid:
         return
     known = family(session)
-    if psutil.pid_exists(session.pid):
-        psutil.Process(session.pid).send_signal(signal.SIGTERM)
+    if (head := _head(session)) is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            head.send_signal(signal.SIGTERM)
         psutil.wait_procs(known, timeout=STOP_DEADLINE_S)
     # What is left has outlived its parent (Serve's HAProxy reloads itself), or does not listen.
     deadline_s = monotonic_s() + STOP_DEADLINE_S
@@ -325,7 +356,10 @@ def family(session: Session) -> list[psutil.Process]:
 
     Ray's own processes overwrite their environment with a title, so the mark alone would miss them.
     """
-    found = psutil.Process(session.pid).children(recursive=True) if psutil.pid_exists(session.pid) else []
+    found = []
+    if (head := _head(session)) is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = [head, *head.children(recursive=True)]
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             is_alive = process.status() != psutil.STATUS_ZOMBIE

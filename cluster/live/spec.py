@@ -114,6 +114,7 @@ class ClusterSpec:
             code=CodeConfig(store.data, store.parity, store.ask, min(store.data + 1, store.data + store.parity)),
             stripe_bytes=min(4 << 20, max(1 << 20, share // 16)),
             segment_bytes=min(64 << 20, max(4 << 20, share // 8)),
+            host_cache_bytes=store.host_cache_bytes,
         )
 
 

@@ -15,6 +15,7 @@ from shoal.engines.run.output import StepOutput
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+BROKEN_EXIT = 70
 IDLE_S = 0.5  # how long an idle loop sleeps when nobody calls; a call wakes it at once
 
 
@@ -70,11 +71,15 @@ class StepLoop:
                     continue
                 output = self._engine.step(now_us())
                 if output:
-                    self._loop.call_soon_threadsafe(self._on_output, output)
+                    self._loop.call_soon_threadsafe(self._deliver, output)
         except BaseException:
-            log.critical("step loop broke; this engine ends", exc_info=True)
-            logging.shutdown()
-            os._exit(70)
+            _end_process()
+
+    def _deliver(self, output: StepOutput) -> None:
+        try:
+            self._on_output(output)
+        except Exception:  # tokens, chunks and endings of every sequence in this step would be lost
+            _end_process()
 
     def _serve_calls(self, block: bool) -> None:
         try:
@@ -83,6 +88,13 @@ class StepLoop:
                 self._calls.get_nowait()()
         except queue.Empty:
             return
+
+
+def _end_process() -> None:
+    """An invariant is broken: the process ends, in the handler of the exception that shows it."""
+    log.critical("step loop broke; this engine ends", exc_info=True)
+    logging.shutdown()
+    os._exit(BROKEN_EXIT)
 
 
 def _succeed(future: asyncio.Future[T], result: T) -> None:

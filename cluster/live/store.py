@@ -18,6 +18,7 @@ from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.store_ports import store_nodes
 from shoal.cluster.live.tasks import Tasks
 from shoal.kvstore.core.records import Erased, IndexUsage, Located, Location, Match, Refused, StripeRecord, TrafficClass
+from shoal.kvstore.core.stripe import Bytes
 from shoal.kvstore.io.checksums import checksums
 from shoal.kvstore.node import StoreNode, open_node
 from shoal.kvstore.ports import DeviceUsage, Reply
@@ -62,9 +63,9 @@ class StoreNodeActor:
     async def drain(self) -> None:
         """Nothing is in memory only: fragments are on disk when their append has been answered."""
 
-    async def append(self, device: str, head: bytes, payload: bytes) -> Reply[Location | Refused]:
-        """Write one fragment."""
-        return await self._run(lambda: self._opened().append(device, head, payload))
+    async def append(self, device: str, head: bytes, payload: Bytes) -> Reply[Location | Refused]:
+        """Write one fragment; `payload` is uint8 [shard bytes]."""
+        return await self._run(lambda: self._opened().append(device, head, payload.data))
 
     async def read(self, location: Location) -> Reply[bytes | Erased]:
         """Read one fragment."""

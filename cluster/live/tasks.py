@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Coroutine
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+VITAL_EXIT = 72
 
 
 class Tasks:
@@ -20,6 +23,10 @@ class Tasks:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
+    def spawn_vital(self, work: Coroutine[Any, Any, Any]) -> None:
+        """As `spawn`, for what this process is useless without: its failure ends the process, to be replaced."""
+        self.spawn(_or_exit(work))
+
     def cancel(self) -> None:
         """Cancel everything that still runs."""
         for task in self._tasks:
@@ -29,3 +36,16 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background task %s failed", task.get_name(), exc_info=error)
+
+
+async def _or_exit(work: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await work
+    except Exception:
+        log.critical(
+            "%s failed, and this process is useless without it: it ends",
+            getattr(work, "__qualname__", work),
+            exc_info=True,
+        )
+        logging.shutdown()
+        os._exit(VITAL_EXIT)

@@ -16,6 +16,7 @@ from shoal.kvstore.core.stripe import Bytes
 from shoal.kvstore.errors import CodeLibraryError
 
 CODE_NAME = "isal-cauchy"
+_SYMBOLS = ("gf_gen_cauchy1_matrix", "gf_invert_matrix", "ec_init_tables", "ec_encode_data", "crc32_iscsi")
 _TABLE_BYTES = 32  # per matrix element, ISA-L erasure_code.h
 
 
@@ -36,7 +37,7 @@ def load_library(candidates: Sequence[str] | None = None) -> ctypes.CDLL:
     for path in library_candidates() if candidates is None else candidates:
         try:
             library = ctypes.CDLL(path)
-            for symbol in ("gf_gen_cauchy1_matrix", "gf_invert_matrix", "ec_init_tables", "ec_encode_data"):
+            for symbol in _SYMBOLS:
                 getattr(library, symbol)
         except (OSError, AttributeError) as error:
             tried.append(f"{path}: {error}")

@@ -61,7 +61,7 @@ def test_a_port_in_use(say: CliRunner, tmp_path: Path) -> None:
         port = other.getsockname()[1]
         path = edited(tmp_path, "127.0.0.1:8000", f"127.0.0.1:{port}")
         message = told(say.invoke(app, ["up", path, "--detach"]), FAILED)
-    assert f"api.http = 127.0.0.1:{port}: Address already in use" in message
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in message
 
 
 @pytest.mark.parametrize("words", [["down"], ["status"], ["chat", "hi"]])

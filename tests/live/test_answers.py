@@ -59,7 +59,11 @@ def test_two_devices_gone_change_nothing_and_three_are_a_miss(world: World) -> N
             answers.append(await world.ask(service, jobs[3]))
             return answers
 
-    cold, warm, two_gone, three_gone = asyncio.run(run())
+    try:
+        cold, warm, two_gone, three_gone = asyncio.run(run())
+    finally:
+        world.replace_disks("node/0", "node/1")
+
     assert cold.token_ids == world.plain(jobs[0], cold.token_ids)
     assert warm.token_ids == two_gone.token_ids == three_gone.token_ids == cold.token_ids
     assert cold.cached_tokens == 0

@@ -157,6 +157,13 @@ class World:
         self.wait(f"{name} has a life after epoch {epoch}", lambda: self.member(name)["epoch"] > epoch)
         self.wait_healthy()
 
+    def replace_disks(self, *nodes: str) -> None:
+        """Restart store nodes, which make the directories of their lost devices anew."""
+        for node in nodes:
+            epoch = self.member(node)["epoch"]
+            self.kill(node)
+            self.wait_replaced(node, epoch)
+
     def wait_empty(self) -> None:
         """No engine holds a sequence, a ticket, a block or a slot."""
 
