@@ -25,7 +25,8 @@ class Head:
         self.folder = folder
         self.port, self.dashboard, self.agent, self.client = (free_port() for _ in range(4))
         self.address = f"127.0.0.1:{self.port}"
-        self.env = env | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_TMPDIR": str(folder)}
+        path = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])  # a job's `python`
+        self.env = env | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_TMPDIR": str(folder), "PATH": path}
         self.log = (folder / "head.log").open("wb")
         self.process = subprocess.Popen(
             [
@@ -101,10 +102,7 @@ def test_a_job_deploys_a_cluster_that_outlives_it(shell: Shell, head: Head) -> N
         *RAY, "job", "submit", "--working-dir", ".", "--", "python", "-m", "shoal.cluster.up", "manifests/local.yaml",
     ]  # fmt: skip
     env = shell.env | {"RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{head.dashboard}"}
-    path = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
-    done = subprocess.run(
-        submit, cwd=here, env=env | {"PATH": path}, capture_output=True, text=True, timeout=2 * COMMAND_S
-    )
+    done = subprocess.run(submit, cwd=here, env=env, capture_output=True, text=True, timeout=2 * COMMAND_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"local is ready at http://127.0.0.1:{shell.port}" in done.stdout
     assert shell.sessions() == [], "a job's machine is not its user's: nothing is recorded there"
