@@ -14,7 +14,7 @@ import pytest
 from commands.shell import COMMAND_S, ROOT, Shell, free_again, wait
 from shoal.cluster.live.session import free_port
 
-DOWN_MAX_S = 10.0
+DOWN_MAX_S = 25.0  # 8 s on a quiet machine; what must not come back is 35 s and more
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
@@ -124,4 +124,4 @@ def test_a_job_deploys_a_cluster_that_outlives_it(shell: Shell, head: Head) -> N
     assert head.actors() == "[]", "neither a member nor Serve stays"
     assert free_again(shell.port)
     assert head.process.poll() is None, "the Ray is not ours to end"
-    assert took_s < 3 * DOWN_MAX_S, f"down took {took_s:.1f} s"
+    assert took_s < DOWN_MAX_S, f"down took {took_s:.1f} s: Serve's own drain alone would be 30"

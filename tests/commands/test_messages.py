@@ -86,7 +86,8 @@ def test_a_picture_that_is_not_there(say: CliRunner, picture: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["down"], ["status"], ["up", str(MANIFEST)]])
-def test_a_ray_that_is_not_there(say: CliRunner, words: list[str]) -> None:
+def test_a_ray_that_is_not_there(say: CliRunner, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cluster.live.session.CONNECT_DEADLINE_S", 0.5)
     message = told(say.invoke(app, [*words, "--address", "127.0.0.1:1"]), FAILED)
     assert "no Ray answers at 127.0.0.1:1; `ray start --head` starts one" in message
     assert "must be host:port" in told(say.invoke(app, [*words, "--address", "nonsense"]), FAILED)
