@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.cluster.live.engine_parts import EngineParts
 
 ENTRYPOINT_SILENT_S = 15.0
+STEP_LIMIT_S = 300.0  # far beyond any step, kernels compiled in the first one included
 REPORT_S = 0.1
 WAKE_S = 0.25
 DRAIN_POLL_S = 0.1
@@ -156,12 +157,14 @@ class EngineActor:
             await asyncio.sleep(REPORT_S)
 
     async def _wake_forever(self) -> None:
-        """Deadlines of tickets, and entrypoints that have gone away with their clients."""
+        """Deadlines of tickets, entrypoints that have gone away with their clients, a step that never ends."""
         parts = self._open_parts()
         while True:
+            if parts.steps.step_s > STEP_LIMIT_S:  # pings are answered by this loop, so nobody else can see it
+                raise TimeoutError(f"{self._group}: a step has run for {STEP_LIMIT_S:g} s")
             parts.wake()
             for entrypoint in parts.outbox.silent(ENTRYPOINT_SILENT_S):
-                await self._abort_all(parts.sequences, entrypoint)
+                self._tasks.spawn(self._abort_all(parts.sequences, entrypoint))  # waits for steps; this loop must not
             await asyncio.sleep(WAKE_S)
 
     async def _abort_all(self, sequences: Sequences, entrypoint: str) -> None:

@@ -88,9 +88,11 @@ def bring_up(spec: ClusterSpec, on_progress: Callable[[Progress], None] = lambda
         on_progress(Progress(ready + is_answering, wanted, _missing(view)))
         if is_answering:
             return
-        if monotonic_s() > deadline_s:
+        is_late = monotonic_s() > deadline_s
+        if is_late or any(member.state is MemberState.FAILED for member in view.members):
             health = ray.get(controller.health.remote(), timeout=READY_DEADLINE_S)
-            raise LaunchError(f"not ready after {READY_DEADLINE_S:.0f} s: {'; '.join(health.reasons) or 'no HTTP'}")
+            what = f"not ready after {READY_DEADLINE_S:.0f} s" if is_late else "a member fails again and again"
+            raise LaunchError(f"{what}: {'; '.join(health.reasons) or 'no HTTP'}")
         sleep_s(POLL_S)
 
 

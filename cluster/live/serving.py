@@ -15,6 +15,7 @@ from shoal.cluster.api.app import check_key, create_app
 from shoal.cluster.api.codec import ChatCodec
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.live.entrypoint import EntrypointService
+from shoal.cluster.live.facts import api_keys
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.pixels import ModelPixels
 from shoal.cluster.live.spec import ClusterSpec
@@ -75,15 +76,11 @@ def _with_short_drain() -> dict[str, Any]:
 
 def _settings(spec: ClusterSpec) -> ApiSettings:
     cluster = spec.cluster
-    keys: tuple[str, ...] = ()
-    if cluster.api.keys_file:
-        lines = Path(cluster.api.keys_file).read_text(encoding="utf-8").splitlines()
-        keys = tuple(line.strip() for line in lines if line.strip())
     return ApiSettings(
         context_tokens=cluster.max_model_len,
         thinking_default=False,
         request_timeout_s=cluster.policy.deadline_us / 1e6,
-        api_keys=keys,
+        api_keys=api_keys(cluster.api.keys_file),
     )
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from shoal.cluster.live.clock import now_us
+from shoal.cluster.live.clock import monotonic_s, now_us
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.output import StepOutput
 
@@ -32,6 +32,7 @@ class StepLoop:
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
+        self._step_began_s = 0.0  # 0 between steps
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
 
     def start(self) -> None:
@@ -57,6 +58,12 @@ class StepLoop:
         """Run `work` on the engine between two steps; a failure there is a broken invariant."""
         self._calls.put(lambda: work(self._engine))
 
+    @property
+    def step_s(self) -> float:
+        """How long the step that runs now has run; 0 between steps."""
+        began_s = self._step_began_s
+        return monotonic_s() - began_s if began_s else 0.0
+
     def stop(self) -> None:
         """End the thread after the current step."""
         self._stopping = True
@@ -69,7 +76,9 @@ class StepLoop:
                 self._serve_calls(block=not self._engine.has_work)
                 if not self._engine.has_work:
                     continue
+                self._step_began_s = monotonic_s()
                 output = self._engine.step(now_us())
+                self._step_began_s = 0.0
                 if output:
                     self._loop.call_soon_threadsafe(self._deliver, output)
         except BaseException:
