@@ -116,6 +116,10 @@ class Controller:
         self._begin_once()
         return True
 
+    async def spec(self) -> ClusterSpec:
+        """What this cluster was started from."""
+        return self._spec
+
     async def view(self) -> View:
         """The view now."""
         await self._known()

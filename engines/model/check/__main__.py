@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -41,8 +42,7 @@ def check(directory: Path) -> list[Finding]:
             path = directory / name
             if not path.exists() and name != "reference.npz":
                 continue
-            with np.load(path) as arrays:
-                reference = Reference(name, dict(arrays))
+            reference = Reference(name, _arrays(path))
             _check_file(reference, model, encoder)
             findings += reference.findings + reference.leftovers(DOCUMENTED)
     return findings
@@ -66,6 +66,14 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write("".join(f"{finding.line()}\n" for finding in findings))
         sys.stdout.write(f"{len(findings) - len(failed)} of {len(findings)} agree\n")
     return 1 if failed else 0
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path) as archive:
+            return dict(archive)
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise CheckpointError(f"{path}: not a NumPy archive, or a damaged one: {error}") from error
 
 
 def _check_file(reference: Reference, model: Model, encoder: VisionEncoder) -> None:
