@@ -142,7 +142,11 @@ class Ttl(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Store(Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV store. `capacity` is of the whole store, parity included; `directory` auto: under the run directory."""
+    """The KV store. `capacity` is of the whole store, parity included; `directory` auto: under the run directory.
+
+    `host_cache` is memory of EACH engine process that reads prompts (prefill or normal groups, not decode ones), for
+    objects it has fetched or saved; 0 turns it off.
+    """
 
     nodes: int = 3
     devices_per_node: int = 4

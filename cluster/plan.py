@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 
 from shoal.cluster.facts import Facts
 from shoal.cluster.quantities import Size
-from shoal.cluster.resolve import ResolvedCluster
+from shoal.cluster.resolve import GroupSpec, ResolvedCluster
+from shoal.engines.config import Role
 from shoal.engines.core.layout import blocks_needed
 
 PROCESS_BYTES = 180 * 1024**2  # one actor with torch imported (measured: dependencies, "actor with torch imported")
@@ -81,7 +82,7 @@ def make_plan(cluster: ResolvedCluster, facts: Facts) -> ClusterPlan:
             weights_bytes=model.weights_bytes,
             blocks_bytes=group.engine.cache.blocks_count * model.block_bytes,
             slots_bytes=group.engine.cache.slots_count * model.slot_bytes,
-            cache_bytes=cluster.store.host_cache_bytes if cluster.store else 0,
+            cache_bytes=_host_cache(cluster, group),
         )
         for group in cluster.groups
     ]
@@ -105,6 +106,12 @@ def make_plan(cluster: ResolvedCluster, facts: Facts) -> ClusterPlan:
     return ClusterPlan(
         cluster.name, tuple(members), memory_bytes, facts.machine.memory_bytes, handoff_bytes, store, tuple(refusals)
     )
+
+
+def _host_cache(cluster: ResolvedCluster, group: GroupSpec) -> int:
+    """Every group that reads prompts has a host cache of its own; a COMPLETION group only saves."""
+    reads = group.engine.role is not Role.COMPLETION
+    return cluster.store.host_cache_bytes if cluster.store and reads else 0
 
 
 def _store(cluster: ResolvedCluster, facts: Facts) -> StorePlan | None:

@@ -10,6 +10,8 @@ from shoal.kvstore.config import StoreConfig
 from shoal.kvstore.core.records import Kind, Located, Miss, Refused, StoredObject, StripeRecord
 from shoal.kvstore.core.stripe import Checksums, Code, StripeShape, encode_stripe
 from shoal.kvstore.fetch import Limits, Objects, StripeLost, StripeReader
+from shoal.kvstore.host_cache import CacheUsage, HostCache, Name
+from shoal.kvstore.io.buffers import BufferPool
 from shoal.kvstore.ports import IndexPort, NodePort, failure_of
 from shoal.kvstore.write import StripeWriter, WriteFailed
 
@@ -19,13 +21,15 @@ class Fetched:
     """What landed: `grains[i]` is the payload of keys[i], without gaps, `anchor` that of keys[anchor_grain - 1].
 
     `anchor_grain` 0 means nothing to resume from. `reason` says what ended the prefix ("" when all was had).
-    Views stay valid as long as they are referenced.
+    `memory_bytes` of it came from the host cache, the rest from devices. Views stay valid as long as they are
+    referenced.
     """
 
     grains: tuple[memoryview, ...]
     anchor_grain: int
     anchor: memoryview | None
     reason: str
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,22 @@ class Saved:
 
 
 Outcome = Saved | WriteFailed
+
+
+class _Landing:
+    """One fetch on its way: the grains that are there, in order, and the objects of the stripes read so far."""
+
+    def __init__(self, located: Located, limits: Limits) -> None:
+        self.located = located
+        self.limits = limits
+        self.grains: list[memoryview] = []
+        self.objects: dict[int, Objects] = {}
+        self.memory_bytes = 0
+        self.reason = ""
+
+    def from_stripe(self, stripe: int, name: Name) -> memoryview | Miss:
+        """An object of a stripe that was read, or why it is not there."""
+        return self.objects.get(stripe, {}).get(name, Miss("not in its stripe"))
 
 
 class StoreClient:
@@ -62,11 +82,18 @@ class StoreClient:
         self._clock_us = clock_us
         self._owner = owner
         self._writer = StripeWriter(nodes, config, clock_us)
-        self._reader = StripeReader(nodes, config, code, sums, clock_us)
+        self._buffers = BufferPool(config.idle_bytes_max)
+        self._reader = StripeReader((nodes, self._buffers.take), config, code, sums, clock_us)
+        self._cache = HostCache(config.host_cache_bytes)
         self._lock = Lock()
         self._buffer: list[StoredObject] = []
         self._buffer_bytes = 0
         self._buffer_since_us = 0
+
+    @property
+    def memory(self) -> CacheUsage:
+        """What the host cache holds and has served."""
+        return self._cache.usage
 
     def put(self, objects: Sequence[StoredObject]) -> tuple[Outcome, ...] | Refused:
         """Buffer objects and write every stripe they fill, in this thread; Refused (nothing taken) if over the cap.
@@ -100,8 +127,9 @@ class StoreClient:
     ) -> Fetched:
         """Grains of `keys` in order until the first failure, and the anchor after `anchor_grain` grains.
 
-        If the prefix lands shorter, the largest stored anchor within what landed is fetched instead. Ends by
-        `deadline_us` of the client's clock. The prefix is pinned until this returns.
+        What the host cache holds is not read from devices; what is read is held there from then on. If the prefix
+        lands shorter, the largest stored anchor within what landed is fetched instead. Ends by `deadline_us` of the
+        client's clock. The prefix is pinned until this returns.
         """
         if not 0 <= anchor_grain <= len(keys):
             raise ValueError(
@@ -123,60 +151,68 @@ class StoreClient:
             self._release(located)
 
     def _fetch(self, keys: Sequence[bytes], anchor_grain: int, located: Located, limits: Limits) -> Fetched:
-        """Read the grains' stripes in order of first use, then the anchor's, which is often one of them."""
-        wanted = located.grain_stripes[: len(keys)]
-        objects: dict[int, Objects] = {}
-        reason = self._read_stripes(list(dict.fromkeys(wanted)), located, limits, objects)
-        grains: list[memoryview] = []
-        for key, stripe in zip(keys, wanted, strict=False):
-            payload = objects.get(stripe, {}).get((Kind.GRAIN, key), Miss("not in its stripe"))
+        """Grains from memory or else from their stripes in order of first use, then the anchor, likewise."""
+        landing = _Landing(located, limits)
+        held = [self._cache.get((Kind.GRAIN, key)) for key in keys[: len(located.grain_stripes)]]
+        wanted = tuple(zip(keys, located.grain_stripes, held, strict=False))
+        self._read_stripes(list(dict.fromkeys(stripe for _, stripe, view in wanted if view is None)), landing)
+        for key, stripe, view in wanted:
+            payload = landing.from_stripe(stripe, (Kind.GRAIN, key)) if view is None else view
             if isinstance(payload, Miss):
-                reason = reason or payload.reason
+                landing.reason = landing.reason or payload.reason
                 break
-            grains.append(payload)
-        if not reason and len(grains) < len(keys):
-            reason = f"{len(grains)} of {len(keys)} grains stored"
-        return self._with_anchor(keys, (anchor_grain, reason), located, limits, (grains, objects))
+            landing.grains.append(payload)
+            landing.memory_bytes += 0 if view is None else view.nbytes
+        if not landing.reason and len(landing.grains) < len(keys):
+            landing.reason = f"{len(landing.grains)} of {len(keys)} grains stored"
+        count, anchor = self._anchor(keys, min(anchor_grain, len(landing.grains)), landing)
+        if anchor_grain and not count:
+            landing.reason = landing.reason or "no anchor stored"
+        self._keep(keys, count, anchor, landing.grains)
+        return Fetched(tuple(landing.grains), count, anchor, landing.reason, landing.memory_bytes)
 
-    def _with_anchor(
-        self,
-        keys: Sequence[bytes],
-        asked: tuple[int, str],
-        located: Located,
-        limits: Limits,
-        landed: tuple[list[memoryview], dict[int, Objects]],
-    ) -> Fetched:
-        """The largest anchor at or below the one asked that can be had within the grains that landed."""
-        (anchor_grain, reason), (grains, objects) = asked, landed
-        limit = min(anchor_grain, len(grains))
+    def _anchor(self, keys: Sequence[bytes], limit: int, landing: _Landing) -> tuple[int, memoryview | None]:
+        """The largest anchor at or below `limit` grains that can be had; (0, None) if none."""
+        located = landing.located
         for count, stripe in reversed(list(zip(located.anchors, located.anchor_stripes, strict=True))):
             if count > limit:
                 continue
-            if stripe not in objects:
-                reason = self._read_stripes([stripe], located, limits, objects) or reason
-            payload = objects.get(stripe, {}).get((Kind.ANCHOR, keys[count - 1]))
+            name = (Kind.ANCHOR, keys[count - 1])
+            if (view := self._cache.get(name)) is not None:
+                landing.memory_bytes += view.nbytes
+                return count, view
+            if stripe not in landing.objects:
+                self._read_stripes([stripe], landing)
+            payload = landing.from_stripe(stripe, name)
             if isinstance(payload, memoryview):
-                return Fetched(tuple(grains), count, payload, reason)
-            if self._clock_us() >= limits.deadline_us or limits.cancelled.is_set():
+                return count, payload
+            if landing.limits.cancelled.is_set() or self._clock_us() >= landing.limits.deadline_us:
                 break
-        return Fetched(tuple(grains), 0, None, reason or ("no anchor stored" if anchor_grain else ""))
+        return 0, None
 
-    def _read_stripes(self, places: list[int], located: Located, limits: Limits, objects: dict[int, Objects]) -> str:
-        """Add the objects of each stripe that can be had; the reason for stopping early, or ""."""
-        results = self._reader.read([located.stripes[place] for place in places], limits)
+    def _keep(self, keys: Sequence[bytes], count: int, anchor: memoryview | None, grains: list[memoryview]) -> None:
+        named = [((Kind.GRAIN, key), payload) for key, payload in zip(keys, grains, strict=False)]
+        if anchor is not None:
+            named.append(((Kind.ANCHOR, keys[count - 1]), anchor))
+        self._cache.keep(named)
+
+    def _read_stripes(self, places: list[int], landing: _Landing) -> None:
+        """Add the objects of each stripe that can be had, up to the first that cannot, and say why."""
+        located = landing.located
+        results = self._reader.read([located.stripes[place] for place in places], landing.limits)
         for place, result in zip(places, results, strict=False):
+            record = located.stripes[place]
             if isinstance(result, StripeLost):
                 if result.is_certain:
-                    self._index.report_lost(result.record.stripe_id, result.record.generation)
-                return f"stripe {result.record.stripe_id.hex()} lost: {'; '.join(result.reasons)}"
-            if isinstance(result, Miss):
-                return result.reason
-            objects[place] = result
-            if any(isinstance(item, Miss) for item in result.values()):
-                # Fragments verified, yet a payload does not fit its key: the stripe was written wrong.
-                record = located.stripes[place]
-                self._index.report_lost(record.stripe_id, record.generation)
-        return ""
+                    self._index.report_lost(record.stripe_id, record.generation)
+                landing.reason = f"stripe {record.stripe_id.hex()} lost: {'; '.join(result.reasons)}"
+            elif isinstance(result, Miss):
+                landing.reason = result.reason
+            else:
+                landing.objects[place] = result
+                if any(isinstance(item, Miss) for item in result.values()):
+                    # Fragments verified, yet a payload does not fit its key: the stripe was written wrong.
+                    self._index.report_lost(record.stripe_id, record.generation)
 
     def _release(self, located: Located) -> None:
         if located.pin:
@@ -204,7 +240,8 @@ class StoreClient:
     def _save(self, objects: Sequence[StoredObject]) -> Outcome:
         """Encode and write one stripe, then offer it to the index: nothing is offered before it is durable."""
         shape = StripeShape(os.urandom(16), 1, self._config.code.data, self._config.code.parity, self._clock_us())
-        written = self._writer.write(encode_stripe(shape, objects, self._code, self._sums))
+        stripe = encode_stripe(shape, objects, self._code, self._sums, self._buffers.take)
+        written = self._writer.write(stripe)
         if isinstance(written, WriteFailed):
             return written
         future = self._index.insert(written)
@@ -212,4 +249,5 @@ class StoreClient:
         failure = failure_of(future) if future.done() else "no answer in time"
         if failure is not None:
             return WriteFailed(len(objects), (f"durable, but the index did not take it: {failure}",))
+        self._cache.keep([((entry.kind, entry.key), stripe.payload_of(entry)) for entry in stripe.table])
         return Saved(written, future.result())

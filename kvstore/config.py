@@ -151,6 +151,8 @@ class StoreConfig:
     A stripe is sealed at `stripe_bytes` or when its oldest object is `flush_us` old. A write waits
     `write_timeout_us` for its fragments, `straggler_us` once `durable_min` are durable. `slow_us` after asking, a
     fetch asks the fragments that it left out. `fetch_window_stripes` bounds the bytes in flight of one fetch.
+    `host_cache_bytes` of verified objects stay in the memory of each client (0: none do), and about `idle_bytes_max`
+    of buffers that stripes have left behind, for the next ones.
     """
 
     devices: tuple[DeviceConfig, ...]
@@ -165,6 +167,8 @@ class StoreConfig:
     straggler_us: int = 200_000
     slow_us: int = 20_000
     fetch_window_stripes: int = 4
+    host_cache_bytes: int = 0
+    idle_bytes_max: int = 16 * MIB
 
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
@@ -184,3 +188,7 @@ class StoreConfig:
         for name in ("flush_us", "write_timeout_us", "straggler_us", "slow_us", "fetch_window_stripes"):
             value = getattr(self, name)
             _require(value > 0, name, value, "must be positive", "see the default of StoreConfig")
+        idle = self.idle_bytes_max
+        _require(idle >= 0, "idle_bytes_max", idle, "must not be negative", "use 0 to keep no buffers")
+        size = self.host_cache_bytes
+        _require(size >= 0, "host_cache_bytes", size, "must not be negative", "use 0 to hold nothing in memory")

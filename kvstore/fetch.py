@@ -5,16 +5,18 @@ stripe that cannot be had shortens the prefix, it never raises and never yields 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from threading import Event
 
 from shoal.kvstore.config import StoreConfig
 from shoal.kvstore.core.records import Erased, Kind, Location, Miss, StripeRecord
-from shoal.kvstore.core.stripe import Checksums, Code, Gathering
+from shoal.kvstore.core.stripe import Allocate, Checksums, Code, Gathering
 from shoal.kvstore.ports import NodePort, Reply, failure_of
 
-Read = Future[Reply[bytes | Erased]]
+Read = Future[Reply[bytes | memoryview | Erased]]
 Objects = Mapping[tuple[Kind, bytes], memoryview | Miss]
 # A cancelled fetch notices within this time even if no fragment answers.
 CANCEL_POLL_US = 20_000
@@ -43,9 +45,12 @@ class StripeLost:
 class _StripeRead:
     """One stripe on its way: which fragments were asked, which counted, and why others did not."""
 
-    def __init__(self, record: StripeRecord, code: Code, sums: Checksums, started_us: int) -> None:
+    def __init__(
+        self, record: StripeRecord, code: Code, sums: Checksums, started_us: int, arrived: SimpleQueue[Read]
+    ) -> None:
         self.record = record
         self.started_us = started_us
+        self.arrived = arrived
         self.gathering = Gathering(record.stripe_id, record.generation, (record.data, record.parity), code, sums)
         self.pending: dict[Read, int] = {}
         self.unreachable = 0
@@ -72,7 +77,7 @@ class _StripeRead:
             self.reasons.append(f"fragment {index}: {failure}")
             return
         answer = future.result().value
-        erased = answer if isinstance(answer, Erased) else self.gathering.offer(index, answer)
+        erased = answer if isinstance(answer, Erased) else self.gathering.offer(index, answer, is_summed=True)
         if erased is not None:
             self.reasons.append(f"fragment {index}: {erased.reason}")
 
@@ -87,13 +92,14 @@ class StripeReader:
 
     def __init__(
         self,
-        nodes: Mapping[str, NodePort],
+        world: tuple[Mapping[str, NodePort], Allocate],
         config: StoreConfig,
         code: Code,
         sums: Checksums,
         clock_us: Callable[[], int],
     ) -> None:
-        self._nodes = nodes
+        """`world` is the nodes by name and where memory for decoded stripes comes from."""
+        self._nodes, self._allocate = world
         self._config = config
         self._code = code
         self._sums = sums
@@ -107,11 +113,12 @@ class StripeReader:
         """
         results: list[Objects | StripeLost | Miss] = []
         window: list[_StripeRead] = []
+        arrived: SimpleQueue[Read] = SimpleQueue()  # one place to wait at, however many answers are due
         rest = list(reversed(records))
         try:
             while window or rest:
                 while rest and len(window) < self._config.fetch_window_stripes:
-                    window.append(self._start(rest.pop()))
+                    window.append(self._start(rest.pop(), arrived))
                 outcome = self._finish(window[0], window, limits)
                 results.append(outcome)
                 if isinstance(outcome, StripeLost | Miss):
@@ -122,14 +129,14 @@ class StripeReader:
                 stripe.abandon()
         return results
 
-    def _start(self, record: StripeRecord) -> _StripeRead:
-        stripe = _StripeRead(record, self._code, self._sums, self._clock_us())
+    def _start(self, record: StripeRecord, arrived: SimpleQueue[Read]) -> _StripeRead:
+        stripe = _StripeRead(record, self._code, self._sums, self._clock_us(), arrived)
         self._ask(stripe, self._config.code.ask)
         return stripe
 
     def _finish(self, first: _StripeRead, window: list[_StripeRead], limits: Limits) -> Objects | StripeLost | Miss:
         """Drive every stripe of the window until the first one is decoded or given up."""
-        while not first.gathering.is_ready:
+        while (objects := self._decoded(first)) is None:
             if first.is_lost:
                 is_certain = first.gathering.count + first.unreachable < first.record.data
                 return StripeLost(first.record, is_certain, tuple(first.reasons))
@@ -137,14 +144,25 @@ class StripeReader:
             if limits.cancelled.is_set() or now_us >= limits.deadline_us:
                 why = "cancelled" if limits.cancelled.is_set() else "deadline"
                 return Miss(f"{why} while stripe {first.record.stripe_id.hex()} was read: {first.reasons}")
-            pending = [future for stripe in window for future in stripe.pending if not stripe.gathering.is_ready]
             patience_us = min(limits.deadline_us - now_us, CANCEL_POLL_US, self._config.slow_us)
-            done, _ = wait(pending, timeout=max(patience_us, 0) / 1e6, return_when=FIRST_COMPLETED)
+            done = _answers(first.arrived, max(patience_us, 0) / 1e6)
             for stripe in window:
-                for future in [future for future in stripe.pending if future in done]:
-                    stripe.take(future)
+                for future in done:
+                    if future in stripe.pending:
+                        stripe.take(future)
                 self._ask_more(stripe)
-        return first.gathering.decode()
+        return objects
+
+    def _decoded(self, stripe: _StripeRead) -> Objects | None:
+        """The objects once enough fragments are there and none of those used was damaged on its way here."""
+        while stripe.gathering.is_ready:
+            objects = stripe.gathering.decode(self._allocate)
+            damaged = stripe.gathering.recheck() if any(isinstance(item, Miss) for item in objects.values()) else ()
+            if not damaged:
+                return objects
+            stripe.reasons += damaged
+            self._ask_more(stripe)
+        return None
 
     def _ask_more(self, stripe: _StripeRead) -> None:
         """Ask what was left out: one for each erasure at once, everything when the stripe is slow."""
@@ -169,5 +187,17 @@ class StripeReader:
             stripe.unreachable += 1
             stripe.reasons.append(f"fragment {index}: the node of {place.device} is not connected")
             return False
-        stripe.pending[port.read(place)] = index
+        future = port.read(place)
+        stripe.pending[future] = index
+        future.add_done_callback(stripe.arrived.put)
         return True
+
+
+def _answers(arrived: SimpleQueue[Read], timeout_s: float) -> list[Read]:
+    """What has been answered: at least one within the time, and all that there is by then."""
+    done: list[Read] = []
+    with suppress(Empty):
+        done.append(arrived.get(timeout=timeout_s))
+        while True:
+            done.append(arrived.get_nowait())
+    return done

@@ -18,13 +18,13 @@ class LocalNode:
         self._node = node
         self._pool = pool
 
-    def append(self, device: str, head: bytes, payload: bytes) -> Future[Reply[Location | Refused]]:
+    def append(self, device: str, head: bytes, payload: bytes | memoryview) -> Future[Reply[Location | Refused]]:
         """Write one fragment to one device of the node."""
         return self._pool.submit(self._node.append, device, head, payload)
 
-    def read(self, location: Location) -> Future[Reply[bytes | Erased]]:
-        """Read one fragment."""
-        return self._pool.submit(self._node.read, location)
+    def read(self, location: Location) -> Future[Reply[bytes | memoryview | Erased]]:
+        """Read one fragment; nothing is copied."""
+        return self._pool.submit(self._node.view, location)
 
     def delete(self, locations: tuple[Location, ...]) -> Future[Reply[int]]:
         """Delete fragments; the number that were there."""

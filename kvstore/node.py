@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from shoal.kvstore.config import StoreConfig
 from shoal.kvstore.core.records import Erased, Location, Refused
+from shoal.kvstore.io.buffers import BufferPool
 from shoal.kvstore.io.device import DirectoryDevice
 from shoal.kvstore.ports import Device, DeviceUsage, Reply
 
@@ -15,7 +16,7 @@ class StoreNode:
         self._devices = dict(devices)
         self._boot_id = boot_id
 
-    def append(self, device: str, head: bytes, payload: bytes) -> Reply[Location | Refused]:
+    def append(self, device: str, head: bytes, payload: bytes | memoryview) -> Reply[Location | Refused]:
         """Write one fragment to a device; Refused when it is full, read-only, missing or not of this node."""
         found = self._devices.get(device)
         value = Refused(f"{device}: not a device of this node") if found is None else found.append(head, payload)
@@ -23,6 +24,11 @@ class StoreNode:
 
     def read(self, location: Location) -> Reply[bytes | Erased]:
         """Read one fragment; Erased when it is not there or does not verify."""
+        reply = self.view(location)
+        return Reply(reply.boot_id, bytes(reply.value) if isinstance(reply.value, memoryview) else reply.value)
+
+    def view(self, location: Location) -> Reply[bytes | memoryview | Erased]:
+        """The same without a copy, for callers in this process."""
         found = self._devices.get(location.device)
         value = Erased(f"{location.device}: not a device of this node") if found is None else found.read(location)
         return Reply(self._boot_id, value)
@@ -44,7 +50,10 @@ class StoreNode:
 
 def open_node(config: StoreConfig, node: str, boot_id: str) -> StoreNode:
     """The node named `node` of a configuration, its directories opened."""
+    buffers = BufferPool(config.idle_bytes_max)
     mine = [device for device in config.devices if device.node == node]
-    return StoreNode(
-        {device.name: DirectoryDevice(device, config.segment_bytes, config.fsync) for device in mine}, boot_id
-    )
+    devices = {
+        device.name: DirectoryDevice(device, config.segment_bytes, config.fsync, allocate=buffers.take)
+        for device in mine
+    }
+    return StoreNode(devices, boot_id)

@@ -24,11 +24,11 @@ class DeviceUsage:
 class Device(Protocol):
     """One failure unit that keeps fragments; the directory and the in-memory device pass one contract suite."""
 
-    def append(self, head: bytes, payload: bytes) -> Location | Refused:
+    def append(self, head: bytes, payload: bytes | memoryview) -> Location | Refused:
         """Write one fragment; when it returns a Location the fsync rule has been kept."""
 
-    def read(self, location: Location) -> bytes | Erased:
-        """Head and payload of the fragment at `location`, checksums verified."""
+    def read(self, location: Location) -> memoryview | Erased:
+        """Head and payload of the fragment at `location`, checksums verified; read-only."""
 
     def delete(self, location: Location) -> bool:
         """Give the fragment's space back; False if it was not there (deleting twice is harmless)."""
@@ -52,11 +52,11 @@ class Reply(Generic[T]):
 class NodePort(Protocol):
     """A storage node as a client reaches it; futures may fail with any exception when the node is gone."""
 
-    def append(self, device: str, head: bytes, payload: bytes) -> Future[Reply[Location | Refused]]:
+    def append(self, device: str, head: bytes, payload: bytes | memoryview) -> Future[Reply[Location | Refused]]:
         """Write one fragment to one device of the node."""
 
-    def read(self, location: Location) -> Future[Reply[bytes | Erased]]:
-        """Read one fragment."""
+    def read(self, location: Location) -> Future[Reply[bytes | memoryview | Erased]]:
+        """Read one fragment; the node has verified its checksums."""
 
     def delete(self, locations: tuple[Location, ...]) -> Future[Reply[int]]:
         """Delete fragments; the number that were there."""

@@ -70,7 +70,7 @@ def chat_once(
                         on_text(delta)
                     text += delta
                     reason = choice.get("finish_reason") or reason
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise SessionError(f"{endpoint} does not answer: {error}; is the cluster up?") from error
     ended_s = monotonic_s()
     return Reply(text, reason, usage, (first_s or ended_s) - started_s, ended_s - started_s)
@@ -78,8 +78,11 @@ def chat_once(
 
 def story(endpoint: str, request_id: str) -> dict[str, Any]:
     """The timeline of a recent request; empty marks if the entrypoint has forgotten it."""
-    answer = httpx.get(f"{endpoint}/debug/requests/{request_id}", timeout=10.0)
-    found: dict[str, Any] = answer.json()
+    try:
+        answer = httpx.get(f"{endpoint}/debug/requests/{request_id}", timeout=10.0)
+        found: dict[str, Any] = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise SessionError(f"{endpoint} does not tell about {request_id}: {error}") from error
     return found if answer.status_code == httpx.codes.OK else {"marks": []}
 
 

@@ -47,7 +47,8 @@ _TOLD: dict[str, tuple[str, Any]] = {
     "prefill started": (
         "fetch",
         lambda m: (
-            f"{m['hit_tokens']} tokens, {_mib(m['bytes'])} from the store in {m['fetch_us'] / 1000:.1f} ms"
+            f"{m['hit_tokens']} tokens, {_mib(m['bytes'])} from the store, {_mib(m['memory_bytes'])} of it in memory, "
+            f"in {m['fetch_us'] / 1000:.1f} ms"
             if m["hit_tokens"]
             else "nothing to fetch"
         ),

@@ -156,12 +156,11 @@ class RequestMachine:
     def _on_engine(self, event: m.EngineEvent) -> None:
         attempt = self._attempt
         match event:
-            case m.PrefillStarted(_, group, hit_tokens, fetch_bytes, fetch_us):
+            case m.PrefillStarted(_, group, hit_tokens, fetch_bytes, fetch_us, memory_bytes):
                 if self._cached_tokens is None:
                     self._cached_tokens = hit_tokens
-                self._mark(
-                    "prefill started", group=group.name, hit_tokens=hit_tokens, bytes=fetch_bytes, fetch_us=fetch_us
-                )
+                fetched = {"bytes": fetch_bytes, "fetch_us": fetch_us, "memory_bytes": memory_bytes}
+                self._mark("prefill started", group=group.name, hit_tokens=hit_tokens, **fetched)
             case m.ChunkDone(_, group, tokens, cached):
                 self._mark("chunk", group=group.name, tokens=tokens, cached=cached)
                 if cached >= self._length() and self._state is State.PREFILLING:

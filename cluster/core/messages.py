@@ -127,13 +127,17 @@ class CallFailed:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStarted:
-    """The first chunk of this attempt runs, after the engine swapped in `hit_tokens`."""
+    """The first chunk of this attempt runs, after the engine swapped in `hit_tokens`.
+
+    `memory_bytes` of the `fetch_bytes` were in the engine's host cache.
+    """
 
     attempt: int
     group: GroupRef
     hit_tokens: int = 0
     fetch_bytes: int = 0
     fetch_us: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

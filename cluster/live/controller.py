@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.membership import (
     Desire,
@@ -33,7 +33,7 @@ from shoal.cluster.core.membership import (
     View,
     WakeAt,
 )
-from shoal.cluster.live.clock import now_us
+from shoal.cluster.live.clock import SteadyClock, now_us
 from shoal.cluster.live.directory import WATCH_S
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.members import create_member
@@ -45,6 +45,7 @@ from shoal.cluster.live.tasks import Tasks
 log = logging.getLogger(__name__)
 
 PING_PERIOD_S = 1.0
+STALL_S = 1.5  # a controller that has not looked for so long was itself stopped or starved
 
 
 class Controller:
@@ -55,6 +56,7 @@ class Controller:
         self._spec = spec
         # Epochs grow with time, so a life that a dead controller started and nobody recorded cannot be reused.
         self._core = Membership(spec.membership, first_epoch=1 + (now_us() - spec.created_us) // 1_000_000)
+        self._clock = SteadyClock(STALL_S)
         self._handles: dict[GroupRef, Any] = {}
         self._view_base = now_us() // 1000  # a restarted controller must number its views above its predecessor's
         self._changed = asyncio.Event()
@@ -68,7 +70,7 @@ class Controller:
         """An actor's constructor has no running loop, so the first call starts supervision."""
         if not self._begun:
             self._begun = True
-            self._tasks.spawn(self._begin())
+            self._tasks.spawn_vital(self._begin())
 
     async def _known(self) -> None:
         """Returns when this life has found what already runs."""
@@ -76,25 +78,36 @@ class Controller:
         await self._adopted.wait()
 
     async def _begin(self) -> None:
+        found = []
         for entry in ray.util.list_named_actors(all_namespaces=True):
             group = parse_actor_name(self._spec.name, entry["name"])
-            if group is None or entry["namespace"] != NAMESPACE:
-                continue
-            try:
-                handle = ray.get_actor(entry["name"], namespace=NAMESPACE)
-                ready = await asyncio.wait_for(handle.ping.remote(), timeout=5 * PING_PERIOD_S)
-            except (RayError, ValueError, TimeoutError):
-                continue
-            if ready:
-                self._handles[group] = handle
-                self._on(Found(group, role_of(group)))
-                self._tasks.spawn(self._watch_life(group, handle))
-            else:
-                ray.kill(handle)
+            if group is not None and entry["namespace"] == NAMESPACE:
+                found.append(self._adopt(group, entry["name"]))
+        # All at once: a silent one must not cost the others, whose time to be heard from begins when they are found.
+        for group, handle in filter(None, await asyncio.gather(*found)):
+            self._handles[group] = handle
+            self._on(Found(group, role_of(group)))
+            self._tasks.spawn(self._watch_life(group, handle))
         for role, count in self._spec.desired:
             self._on(Desire(role, count))
         self._adopted.set()
         await self._ping_all()
+
+    async def _adopt(self, group: GroupRef, name: str) -> tuple[GroupRef, Any] | None:
+        """A life that runs and serves; any other is ended, since a new one will be started in its place."""
+        try:
+            handle = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return None  # it has just gone
+        try:
+            ready = await asyncio.wait_for(handle.ping.remote(), timeout=5 * PING_PERIOD_S)
+        except (RayError, TimeoutError) as error:
+            log.warning("%s does not answer (%s): it is ended and replaced", group, type(error).__name__)
+            ready = False
+        if ready:
+            return group, handle
+        ray.kill(handle)
+        return None
 
     # ------------------------------------------------------------ calls
 
@@ -102,6 +115,10 @@ class Controller:
         """Begin supervising if this life has not yet; any call of the directory's does the same."""
         self._begin_once()
         return True
+
+    async def spec(self) -> ClusterSpec:
+        """What this cluster was started from."""
+        return self._spec
 
     async def view(self) -> View:
         """The view now."""
@@ -156,7 +173,7 @@ class Controller:
     # ------------------------------------------------------------ effects
 
     def _on(self, event: Event) -> None:
-        for effect in self._core.on(event, now_us()):
+        for effect in self._core.on(event, self._clock.now_us()):
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
@@ -178,7 +195,8 @@ class Controller:
             case WakeAt(at_us):
                 if self._wake is not None:
                     self._wake.cancel()
-                self._wake = asyncio.get_running_loop().call_later(max(0.0, (at_us - now_us()) / 1e6), self._on, Tick())
+                wait_s = max(0.0, (at_us - self._clock.now_us()) / 1e6)
+                self._wake = asyncio.get_running_loop().call_later(wait_s, self._on, Tick())
 
     async def _start(self, group: GroupRef, role: str) -> None:
         """Create one life and bring it up; it is watched from its first moment."""
@@ -193,17 +211,23 @@ class Controller:
             await handle.open.remote()
         except RayActorError as error:
             self._on(Died(group, f"died while starting: {type(error).__name__}"))
+        except RayTaskError as error:
+            log.error("%s failed to start", group, exc_info=error)
+            self._on(Died(group, f"failed to start: {type(error.cause).__name__}: {error.cause}"))
         except RayError as error:
-            self._on(Died(group, f"failed to start: {error}"))
+            self._on(Died(group, f"failed to start: {type(error).__name__}"))
         else:
             self._on(Started(group))
 
     async def _watch_life(self, group: GroupRef, handle: Any) -> None:
         """`lifeline` never returns while the actor lives, so its end is the actor's end (seen within 10-45 ms)."""
-        try:
-            await handle.lifeline.remote()
-        except RayError as error:
-            self._on(Died(group, f"process ended: {type(error).__name__}"))
+        while True:
+            try:
+                await handle.lifeline.remote()
+            except ActorUnavailableError:  # out of reach, perhaps for a moment: silence is counted by the core
+                await asyncio.sleep(PING_PERIOD_S)
+            except RayError as error:
+                return self._on(Died(group, f"process ended: {type(error).__name__}"))
 
     async def _drain(self, group: GroupRef) -> None:
         if (handle := self._handles.get(group)) is None:
@@ -218,6 +242,7 @@ class Controller:
     async def _ping_all(self) -> None:
         """A stopped process keeps its sockets and its lifeline: only silence shows it."""
         while True:
+            self._clock.now_us()  # looked at regularly, whether or not anybody answers
             for group, handle in tuple(self._handles.items()):
                 self._tasks.spawn(self._ping(group, handle))
             await asyncio.sleep(PING_PERIOD_S)

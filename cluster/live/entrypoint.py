@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.errors import (
     DeadlineExceededError,
@@ -22,7 +22,6 @@ from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.membership import View
 from shoal.cluster.core.timeline import RequestTimeline
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import (
     COMPLETION,
     DECODE_BALANCER,
@@ -36,12 +35,14 @@ from shoal.cluster.live.names import (
 )
 from shoal.cluster.live.request import RequestRun
 from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.surroundings import RAY, Surroundings
 from shoal.cluster.live.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
 POLL_WAIT_S = 0.5
 POLL_DEADLINE_S = 10.0
+POLL_RETRY_S = 0.2
 TIMELINES_MAX = 512
 LINGER_S = 5
 
@@ -49,20 +50,21 @@ LINGER_S = 5
 class EntrypointService:
     """A `ChatService` over the live cluster."""
 
-    def __init__(self, spec: ClusterSpec, name: str, eos_token_id: int) -> None:
+    def __init__(self, spec: ClusterSpec, name: str, eos_token_id: int, place: Surroundings = RAY) -> None:
         """`name` is this replica's own, in letters and outboxes; a new replica has a new one."""
         self.spec = spec
         self.name = name
         self._eos_token_id = eos_token_id
-        self.directory = Directory(spec.name, self._on_view)
-        self.tasks = Tasks()
+        self.put = place.put
+        self.directory = place.members(spec.name, self._on_view)
+        self.tasks = Tasks(place.end)
         self._runs: dict[str, RequestRun] = {}
         self._alive: frozenset[GroupRef] = frozenset()
         self._timelines: dict[str, RequestTimeline] = {}
 
     def start(self) -> None:
         """Follow the directory; called once on the loop that serves requests."""
-        self.tasks.spawn(self.directory.follow())
+        self.tasks.spawn_vital(self.directory.follow())
 
     @property
     def models(self) -> Sequence[str]:
@@ -134,21 +136,28 @@ class EntrypointService:
         for group in sorted(alive - self._alive):
             if role_of(group) in ENGINE_ROLES:
                 self.tasks.spawn(self._poll_forever(group))
-        for group in self._alive - alive:
+        lost, self._alive = self._alive - alive, alive
+        for group in lost:
             self._lost(group)
-        self._alive = alive
 
     async def _poll_forever(self, group: GroupRef) -> None:
-        """Take one engine's letters until it is gone; its death ends the call within milliseconds."""
+        """Take one engine's letters until it is gone; its death ends the call within milliseconds.
+
+        An engine that is only slow or out of reach for a moment keeps its letters, so it is asked again.
+        """
         number = 0
         while (handle := self.directory.handle(group)) is not None:
             try:
                 poll = handle.poll.remote(self.name, number, POLL_WAIT_S)
                 number, letters = await asyncio.wait_for(poll, timeout=POLL_DEADLINE_S)
-            except (RayError, TimeoutError) as error:
-                log.warning("lost touch with %s: %s", group, type(error).__name__)
+            except ActorDiedError:
+                log.warning("lost %s", group)
                 self._lost(group)
                 return
+            except (RayError, TimeoutError) as error:
+                log.warning("%s did not answer: %s", group, type(error).__name__)
+                await asyncio.sleep(POLL_RETRY_S)
+                continue
             for request_id, event in letters:
                 if (run := self._runs.get(request_id)) is not None:
                     run.feed(event)

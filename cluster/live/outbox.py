@@ -16,29 +16,31 @@ Letter = tuple[str, Event]  # request id, what happened
 @dataclass(slots=True)
 class _Box:
     letters: list[tuple[int, Letter]] = field(default_factory=list)
-    last: int = 0
     polled_s: float = field(default_factory=monotonic_s)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Outbox:
-    """Letters by entrypoint. Owned by one asyncio loop."""
+    """Letters by entrypoint. Owned by one asyncio loop.
+
+    Numbers grow over all boxes: an entrypoint whose box was dropped may come back with the number it knew.
+    """
 
     def __init__(self) -> None:
         self._boxes: dict[str, _Box] = {}
+        self._last = 0
 
     def post(self, entrypoint: str, letter: Letter) -> None:
         """Keep one letter for the entrypoint and wake its poll."""
         box = self._boxes.setdefault(entrypoint, _Box())
-        box.last += 1
-        box.letters.append((box.last, letter))
+        self._last += 1
+        box.letters.append((self._last, letter))
         box.arrived.set()
 
     async def poll(self, entrypoint: str, after: int, wait_s: float) -> tuple[int, list[Letter]]:
         """(number of the last letter, letters after `after`), as soon as there is one, or none after `wait_s`.
 
-        `after` acknowledges. An entrypoint that knows more than this box (the engine is a new life) starts over:
-        its numbers are per life, so it must poll a new life from 0.
+        `after` acknowledges. Numbers are per life: an entrypoint must poll a new life from 0.
         """
         box = self._boxes.setdefault(entrypoint, _Box())
         box.polled_s = monotonic_s()
@@ -50,7 +52,14 @@ class Outbox:
             except TimeoutError:
                 return after, []
         box.polled_s = monotonic_s()
+        if not box.letters:  # another poll of the same entrypoint has acknowledged them meanwhile
+            return after, []
         return box.letters[-1][0], [letter for _, letter in box.letters]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every letter has arrived."""
+        return not any(box.letters for box in self._boxes.values())
 
     def silent(self, limit_s: float) -> list[str]:
         """Entrypoints that have not polled for `limit_s`; their boxes are dropped."""

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
@@ -43,9 +42,17 @@ class RequestRun:
         self.batches: asyncio.Queue[TokenBatch | m.Failure] = asyncio.Queue()
 
     def feed(self, event: m.Event) -> None:
-        """Give the machine one event and perform its effects; tokens wait for `flush` or the end."""
-        for effect in self._machine.on(event, now_us()):
-            self._perform(effect)
+        """Give the machine one event and perform its effects; tokens wait for `flush` or the end.
+
+        Whatever goes wrong in here ends this request alone, not the loop that brought the event.
+        """
+        try:
+            for effect in self._machine.on(event, now_us()):
+                self._perform(effect)
+        except Exception as error:
+            log.exception("%s: %s could not be taken", self._chat.request_id, type(event).__name__)
+            message = f"internal error ({type(error).__name__}); the entrypoint's log has it"
+            self.batches.put_nowait(m.Failure(500, "internal_error", message))
 
     def flush(self) -> None:
         """Pass on the tokens gathered since the last call, in one batch, with the end if it has come."""
@@ -136,7 +143,7 @@ class RequestRun:
         if handle is not None:
             try:
                 getattr(handle, method).remote(*args)
-            except RayActorError:
+            except RayError:
                 log.debug("%s: receiver is gone", method)
 
     async def _match(self, effect: m.Match) -> m.Event:
@@ -156,7 +163,8 @@ class RequestRun:
     async def _encode(self, effect: m.Encode) -> m.Event:
         span = self._chat.spans[effect.image_index]
         handle = self._member(effect.group)
-        canvas = ray.put(self._canvases[span.digest])
+        # Not on the loop: while the object store is full, `put` waits until something has been spilled.
+        canvas = await asyncio.to_thread(self._service.put, self._canvases[span.digest])
         [rows] = await handle.encode.remote(effect.sequence, span.digest, _patches(span.length), canvas)
         return m.Encoded(effect.ask, m.Embedding(effect.image_index, span.digest, effect.group, rows))
 
@@ -178,9 +186,11 @@ class RequestRun:
         offer = effect.ticket if isinstance(effect.ticket, TicketOffer) else None
         images = tuple(ImageRef(e.digest, e.image_index, e.rows) for e in effect.embeddings)
         sequence = effect.request.request_id
-        reason = await handle.submit.remote(Submission(effect.request, self._origin(sequence), offer, images))
-        if reason:
-            return m.SubmitRejected(effect.ask, Rejected(sequence, reason))
+        answer = await handle.submit.remote(Submission(effect.request, self._origin(sequence), offer, images))
+        if isinstance(answer, Rejected):
+            return m.SubmitRejected(effect.ask, answer)
+        if isinstance(answer, Refused):
+            return m.CallFailed(effect.ask, answer.reason)
         return m.Submitted(effect.ask)
 
     def _origin(self, sequence: str) -> Origin:

@@ -5,14 +5,17 @@ A member that is not there answers with a future that has failed already: the cl
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from ray.exceptions import RayError
+from shoal.balancers.reports import GroupRef
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.directory import Directory
-from shoal.cluster.live.names import INDEX, NODE
+from shoal.cluster.live.names import COMPLETION, INDEX, NODE, role_of
 from shoal.cluster.live.saver import MissingPort
 from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.surroundings import Members
 from shoal.kvstore.client import StoreClient
 from shoal.kvstore.core.records import Erased, Located, Location, Refused, StripeRecord
 from shoal.kvstore.io.checksums import checksums
@@ -38,7 +41,7 @@ def _call(handle: Any | None, method: str, *args: Any) -> Future[Any]:
 class RayNode:
     """One storage node by the number in its member name; each call finds its current life."""
 
-    def __init__(self, directory: Directory, name: str) -> None:
+    def __init__(self, directory: Members, name: str) -> None:
         self._directory = directory
         self._name = name
 
@@ -48,11 +51,11 @@ class RayNode:
                 return self._directory.handle(group)
         return None
 
-    def append(self, device: str, head: bytes, payload: bytes) -> Future[Reply[Location | Refused]]:
-        """Write one fragment to one device of the node."""
-        return _call(self._handle(), "append", device, head, payload)
+    def append(self, device: str, head: bytes, payload: bytes | memoryview) -> Future[Reply[Location | Refused]]:
+        """Write one fragment to one device of the node. Travels as an array, which Ray takes without a copy of ours."""
+        return _call(self._handle(), "append", device, head, np.frombuffer(payload, dtype=np.uint8))
 
-    def read(self, location: Location) -> Future[Reply[bytes | Erased]]:
+    def read(self, location: Location) -> Future[Reply[bytes | memoryview | Erased]]:
         """Read one fragment."""
         return _call(self._handle(), "read", location)
 
@@ -72,7 +75,7 @@ class RayNode:
 class RayNodes(Mapping[str, NodePort]):
     """All storage nodes of a cluster by member name, whether they live now or not."""
 
-    def __init__(self, directory: Directory, names: tuple[str, ...]) -> None:
+    def __init__(self, directory: Members, names: tuple[str, ...]) -> None:
         self._nodes = {name: RayNode(directory, name) for name in names}
 
     def __getitem__(self, name: str) -> RayNode:
@@ -92,7 +95,7 @@ class RayNodes(Mapping[str, NodePort]):
 class RayIndex:
     """The store's index, whichever life it is in."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Members) -> None:
         self._directory = directory
 
     def locate(self, keys: tuple[bytes, ...], owner: str) -> Future[Located]:
@@ -116,11 +119,16 @@ class RayIndex:
         return _call(self._directory.only(INDEX), "missing", keys)
 
 
-def store_client(spec: ClusterSpec, directory: Directory, owner: str) -> tuple[StoreClient, MissingPort]:
-    """A client over this cluster's store, and the question which grains it lacks."""
+def store_client(spec: ClusterSpec, directory: Members, group: GroupRef) -> tuple[StoreClient, MissingPort]:
+    """A client of this engine group over this cluster's store, and the question which grains it lacks.
+
+    The host cache lies in the group's own process. A COMPLETION group only saves, so it has none.
+    """
     config = spec.store_config()
+    if role_of(group) == COMPLETION:
+        config = replace(config, host_cache_bytes=0)
     index = RayIndex(directory)
-    client = StoreClient((index, store_nodes(spec, directory)), config, IsalCode(), checksums(), now_us, owner)
+    client = StoreClient((index, store_nodes(spec, directory)), config, IsalCode(), checksums(), now_us, str(group))
 
     def missing(keys: tuple[bytes, ...]) -> tuple[bool, ...]:
         future = index.missing(keys)
@@ -133,6 +141,6 @@ def store_client(spec: ClusterSpec, directory: Directory, owner: str) -> tuple[S
     return client, missing
 
 
-def store_nodes(spec: ClusterSpec, directory: Directory) -> RayNodes:
+def store_nodes(spec: ClusterSpec, directory: Members) -> RayNodes:
     """All nodes of this cluster's store."""
     return RayNodes(directory, tuple(dict.fromkeys(device.node for device in spec.store_config().devices)))

@@ -8,6 +8,7 @@ decode can refuse every fragment that is not exactly of this stripe and generati
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,8 @@ _CRC = struct.Struct("<I")
 _CLASSES = (TrafficClass.DEFAULT, TrafficClass.AGENT, TrafficClass.CHAT)  # position = byte on disk; append only
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | memoryview | Bytes
+Known = tuple[bytes, tuple[TableEntry, ...]]  # a table as it is written, and what it says
+Allocate = Callable[[int], Bytes]  # writable uint8 [size] of any content
 
 
 class Code(Protocol):
@@ -85,7 +88,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """An encoded stripe: `heads[i]` and `payloads[i]` make fragment i."""
+    """An encoded stripe: `heads[i]` and `payloads[i]` make fragment i; `content` is all objects' bytes, in order.
+
+    Payloads and content are read-only views of one buffer.
+    """
 
     stripe_id: bytes
     generation: int
@@ -94,8 +100,13 @@ class Stripe:
     data_bytes: int
     created_us: int
     heads: tuple[bytes, ...]
-    payloads: tuple[bytes, ...]
+    payloads: tuple[memoryview, ...]
+    content: memoryview
     table: tuple[TableEntry, ...]
+
+    def payload_of(self, entry: TableEntry) -> memoryview:
+        """One object's bytes."""
+        return self.content[entry.offset : entry.offset + entry.length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,37 +120,49 @@ class StripeShape:
     created_us: int
 
 
-def encode_stripe(shape: StripeShape, objects: Sequence[StoredObject], code: Code, sums: Checksums) -> Stripe:
+def fresh(size: int) -> Bytes:
+    """Memory of any content, uint8 [size]."""
+    return np.empty(size, dtype=np.uint8)
+
+
+def encode_stripe(
+    shape: StripeShape, objects: Sequence[StoredObject], code: Code, sums: Checksums, allocate: Allocate = fresh
+) -> Stripe:
     """Gather objects in order, compute parity and frame all k+m fragments. O(bytes); at least one object."""
     assert objects, "a stripe holds at least one object"
-    table, at = [], 0
-    for item in objects:
-        _check(item)
-        length = memoryview(item.payload).nbytes
-        bound = sums.bind(item.kind, item.key, item.payload)
-        table.append(TableEntry(item.kind, item.key, item.parent, item.grain_index, item.traffic, at, length, bound))
-        at += length
-    shard_bytes = max(1, -(-at // (shape.data * SHARD_ALIGN))) * SHARD_ALIGN
-    rows = np.empty((shape.data + shape.parity, shard_bytes), dtype=np.uint8)
+    sizes = [_check(item) for item in objects]
+    offsets = list(accumulate(sizes, initial=0))
+    data_bytes = offsets[-1]
+    shard_bytes = max(1, -(-data_bytes // (shape.data * SHARD_ALIGN))) * SHARD_ALIGN
+    width = shape.data + shape.parity
+    rows = allocate(width * shard_bytes).reshape(width, shard_bytes)
     data = rows[: shape.data].reshape(-1)
-    data[at:] = 0
-    for entry, item in zip(table, objects, strict=True):
-        data[entry.offset : entry.offset + entry.length] = np.frombuffer(item.payload, dtype=np.uint8)
+    data[data_bytes:] = 0
+    table = []
+    for item, offset, size in zip(objects, offsets, sizes, strict=False):
+        payload = data[offset : offset + size]
+        payload[:] = np.frombuffer(item.payload, dtype=np.uint8)
+        # Of the copy, while it is in the processor's cache: what is written is what was summed.
+        bound = sums.bind(item.kind, item.key, payload)
+        table.append(TableEntry(item.kind, item.key, item.parent, item.grain_index, item.traffic, offset, size, bound))
     code.encode(rows[: shape.data], rows[shape.data :])
-    payloads = tuple(row.tobytes() for row in rows)
-    rest = (code.name, at, shard_bytes)
+    rows.flags.writeable = False
+    rest = (code.name, data_bytes, shard_bytes)
     body = b"".join(_entry(entry) for entry in table)
     heads = tuple(
-        _head(shape, index, rest, (len(table), sums.crc32c(payload)), body, sums)
-        for index, payload in enumerate(payloads)
+        _head(shape, index, rest, (len(table), sums.crc32c(row)), body, sums) for index, row in enumerate(rows)
     )
     return Stripe(
-        shape.stripe_id, shape.generation, shape.data, shape.parity, at, shape.created_us, heads, payloads, tuple(table)
-    )
+        shape.stripe_id, shape.generation, shape.data, shape.parity, data_bytes, shape.created_us, heads,
+        tuple(row.data for row in rows), rows.reshape(-1)[:data_bytes].data, tuple(table),
+    )  # fmt: skip
 
 
-def read_head(raw: bytes | memoryview, sums: Checksums) -> Head | Erased:
-    """Parse and verify the head at the start of `raw`; anything that is not exactly a head is Erased."""
+def read_head(raw: bytes | memoryview, sums: Checksums, known: Known | None = None) -> Head | Erased:
+    """Parse and verify the head at the start of `raw`; anything that is not exactly a head is Erased.
+
+    `known` is the table of another fragment of the stripe, so that the same bytes need not be parsed again.
+    """
     if len(raw) < _HEAD.size + _CRC.size:
         return Erased(f"head: {len(raw)} bytes are too few")
     fields = _HEAD.unpack_from(raw)
@@ -153,30 +176,37 @@ def read_head(raw: bytes | memoryview, sums: Checksums) -> Head | Erased:
         return Erased("head: CRC32C differs")
     if index >= data + parity or data_bytes > data * shard_bytes:
         return Erased(f"head: index {index} or {data_bytes} bytes outside {data}+{parity} shards of {shard_bytes}")
-    table = []
-    for at in range(_HEAD.size, head_bytes - _CRC.size, _ENTRY.size):
-        entry = _read_entry(raw, at, data_bytes)
-        if isinstance(entry, Erased):
-            return entry
-        table.append(entry)
+    body = raw[_HEAD.size : head_bytes - _CRC.size]
+    table = known[1] if known and known[0] == body else _read_table(body, data_bytes)
+    if isinstance(table, Erased):
+        return table
     name = code.rstrip(b"\0").decode("ascii", errors="replace")
     return Head(
         stripe_id, generation, index, data, parity, name, data_bytes, shard_bytes, created_us, payload_crc, head_bytes,
-        tuple(table),
+        table,
     )  # fmt: skip
 
 
 def open_fragment(raw: bytes | memoryview, sums: Checksums) -> Fragment | Erased:
     """Verify one fragment (head ‖ payload) as it came from a device."""
-    head = read_head(raw, sums)
+    fragment = _frame(raw, read_head(raw, sums))
+    if isinstance(fragment, Erased):
+        return fragment
+    return _damage(fragment, sums) or fragment
+
+
+def _frame(raw: bytes | memoryview, head: Head | Erased) -> Fragment | Erased:
+    """Head and payload of one fragment, the payload's bytes not yet looked at."""
     if isinstance(head, Erased):
         return head
     payload = np.frombuffer(raw, dtype=np.uint8, offset=head.head_bytes)
     if len(payload) != head.shard_bytes:
         return Erased(f"payload: {len(payload)} bytes, head says {head.shard_bytes}")
-    if sums.crc32c(payload) != head.payload_crc:
-        return Erased("payload: CRC32C differs")
     return Fragment(head, payload)
+
+
+def _damage(fragment: Fragment, sums: Checksums) -> Erased | None:
+    return None if sums.crc32c(fragment.payload) == fragment.head.payload_crc else Erased("payload: CRC32C differs")
 
 
 class Gathering:
@@ -189,6 +219,7 @@ class Gathering:
         self._code = code
         self._sums = sums
         self._fragments: dict[int, Fragment] = {}
+        self._known: Known | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -200,11 +231,17 @@ class Gathering:
         """Fragments accepted so far."""
         return len(self._fragments)
 
-    def offer(self, index: int, raw: bytes | memoryview) -> Erased | None:
-        """Take the answer for fragment `index`; an Erased says why it does not count."""
-        fragment = open_fragment(raw, self._sums)
+    def offer(self, index: int, raw: bytes | memoryview, is_summed: bool = False) -> Erased | None:
+        """Take the answer for fragment `index`; an Erased says why it does not count.
+
+        `is_summed`: a device has just verified the payload's CRC32C. It is not computed again unless what is decoded
+        turns out wrong; then `recheck` finds the fragments that were damaged on their way here.
+        """
+        fragment = _frame(raw, read_head(raw, self._sums, self._known))
         if isinstance(fragment, Erased):
             return fragment
+        if not is_summed and (damage := _damage(fragment, self._sums)) is not None:
+            return damage
         head = fragment.head
         found = (head.stripe_id, head.generation, head.data, head.parity, head.code)
         if found != self._identity or head.index != index:
@@ -213,38 +250,68 @@ class Gathering:
         if (head.shard_bytes, head.data_bytes, head.table) != (first.shard_bytes, first.data_bytes, first.table):
             return Erased(f"fragment {index} disagrees with the others about lengths or objects")
         self._fragments[index] = fragment
+        if self._known is None:
+            self._known = bytes(raw[_HEAD.size : head.head_bytes - _CRC.size]), head.table
         return None
 
-    def decode(self) -> dict[tuple[Kind, bytes], memoryview | Miss]:
+    def recheck(self) -> tuple[str, ...]:
+        """Let go of every fragment whose payload's CRC32C differs; what was let go, () if all are whole."""
+        checked = {index: _damage(fragment, self._sums) for index, fragment in self._fragments.items()}
+        damaged = {index: damage for index, damage in checked.items() if damage is not None}
+        for index in damaged:
+            del self._fragments[index]
+        return tuple(f"fragment {index}: {damage.reason}" for index, damage in damaged.items())
+
+    def decode(self, allocate: Allocate = fresh) -> dict[tuple[Kind, bytes], memoryview | Miss]:
         """Objects by (kind, key): a read-only view of the data bytes, or a Miss where the bound checksum differs.
 
-        Call once `is_ready`; systematic shards are copied, only lost data shards are computed.
+        Call once `is_ready`. An object that lies in one shard is a view of its fragment; others are put together, and
+        only lost data shards are computed.
         """
         assert self.is_ready, f"{len(self._fragments)} fragments, {self._data} needed"
         chosen = dict(sorted(self._fragments.items())[: self._data])
         head = next(iter(chosen.values())).head
-        rows = np.empty((self._data, head.shard_bytes), dtype=np.uint8)
+        rows = {index: fragment.payload for index, fragment in chosen.items()}
         lost = [index for index in range(self._data) if index not in chosen]
-        for index, fragment in chosen.items():
-            if index < self._data:
-                rows[index] = fragment.payload
         if lost:
-            shards = {index: fragment.payload for index, fragment in chosen.items()}
-            self._code.rebuild(shards, {index: rows[index] for index in lost}, self._parity)
-        return self._cut(head, rows.reshape(-1))
+            rebuilt = allocate(len(lost) * head.shard_bytes).reshape(len(lost), head.shard_bytes)
+            found = dict(zip(lost, rebuilt, strict=True))
+            self._code.rebuild(rows, found, self._parity)
+            rows |= found
+        return self._cut(head, rows, allocate)
 
-    def _cut(self, head: Head, flat: Bytes) -> dict[tuple[Kind, bytes], memoryview | Miss]:
-        flat.flags.writeable = False
+    def _cut(
+        self, head: Head, rows: Mapping[int, Bytes], allocate: Allocate
+    ) -> dict[tuple[Kind, bytes], memoryview | Miss]:
+        size = head.shard_bytes
+        spanning = [entry for entry in head.table if entry.offset // size != (entry.offset + entry.length - 1) // size]
+        room = allocate(sum(entry.length for entry in spanning)) if spanning else fresh(0)
         found: dict[tuple[Kind, bytes], memoryview | Miss] = {}
         for entry in head.table:
-            payload = flat[entry.offset : entry.offset + entry.length]
+            index, start = divmod(entry.offset, size)
+            payload = rows[index][start : start + entry.length]
+            if len(payload) < entry.length:
+                payload, room = room[: entry.length], room[entry.length :]
+                _join(rows, entry.offset, payload)
+            payload.flags.writeable = False
             is_bound = self._sums.bind(entry.kind, entry.key, payload) == entry.checksum
             miss = Miss(f"{entry.kind.name} {entry.key.hex()}: payload does not belong to its key")
             found[entry.kind, entry.key] = payload.data if is_bound else miss
         return found
 
 
-def _check(item: StoredObject) -> None:
+def _join(rows: Mapping[int, Bytes], offset: int, target: Bytes) -> None:
+    """Fill `target` with data bytes from `offset` on, wherever shards begin and end."""
+    at = 0
+    while at < len(target):
+        index, start = divmod(offset + at, len(rows[0]))
+        piece = rows[index][start : start + len(target) - at]
+        target[at : at + len(piece)] = piece
+        at += len(piece)
+
+
+def _check(item: StoredObject) -> int:
+    """Bytes of a payload that can be stored."""
     if len(item.key) != KEY_BYTES or len(item.parent) != KEY_BYTES:
         raise ObjectError(f"object keys of {len(item.key)} and {len(item.parent)} bytes; both must be {KEY_BYTES}")
     if not 0 <= item.grain_index < 2**32:
@@ -252,6 +319,7 @@ def _check(item: StoredObject) -> None:
     view = memoryview(item.payload)
     if view.nbytes == 0 or not view.c_contiguous:
         raise ObjectError(f"payload of {item.key.hex()}: {view.nbytes} bytes must be contiguous and not empty")
+    return view.nbytes
 
 
 def _head(
@@ -271,6 +339,16 @@ def _head(
 def _entry(entry: TableEntry) -> bytes:
     fields = (entry.key, entry.parent, entry.grain_index, entry.offset, entry.length, entry.checksum)
     return _ENTRY.pack(entry.kind, _CLASSES.index(entry.traffic), *fields)
+
+
+def _read_table(body: bytes | memoryview, data_bytes: int) -> tuple[TableEntry, ...] | Erased:
+    table = []
+    for at in range(0, len(body), _ENTRY.size):
+        entry = _read_entry(body, at, data_bytes)
+        if isinstance(entry, Erased):
+            return entry
+        table.append(entry)
+    return tuple(table)
 
 
 def _read_entry(raw: bytes | memoryview, at: int, data_bytes: int) -> TableEntry | Erased:

@@ -18,6 +18,7 @@ from threading import Lock
 
 from shoal.kvstore.config import DeviceConfig, FsyncRule
 from shoal.kvstore.core.records import Erased, Location, Refused
+from shoal.kvstore.core.stripe import Allocate, fresh
 from shoal.kvstore.io.checksums import crc32c
 from shoal.kvstore.io.record import (
     HEADER_BYTES,
@@ -44,8 +45,12 @@ class DirectoryDevice:
         segment_bytes: int,
         fsync: FsyncRule,
         fail_point: FailPoint = lambda name: None,
+        allocate: Allocate = fresh,
     ) -> None:
-        """Open or create the directory and learn what it holds. `fail_point` is called between steps (crash tests)."""
+        """Open or create the directory and learn what it holds. `fail_point` is called between steps (crash tests);
+        fragments are read into memory from `allocate`.
+        """
+        self._allocate = allocate
         self._config = config
         self._root = Path(config.path)
         self._segment_bytes = segment_bytes
@@ -66,7 +71,7 @@ class DirectoryDevice:
         state = self._state if self._root.is_dir() else "missing"
         return DeviceUsage(self._config.name, state, self._stored_bytes, self._config.capacity_bytes, self._fragments)
 
-    def append(self, head: bytes, payload: bytes) -> Location | Refused:
+    def append(self, head: bytes, payload: bytes | memoryview) -> Location | Refused:
         """Write one fragment at the tail. After a failure the segment is cut back and closed."""
         size = stored_bytes(len(head) + len(payload))
         with self._lock:
@@ -81,22 +86,21 @@ class DirectoryDevice:
             except OSError as error:
                 return self._failed(error)
 
-    def read(self, location: Location) -> bytes | Erased:
+    def read(self, location: Location) -> memoryview | Erased:
         """Head and payload, verified; a file of its own per read, so that deletes never pull one away."""
+        raw = self._allocate(HEADER_BYTES + location.length).data
         try:
             fd = os.open(self._path(location.segment), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                raw = raw[: _fill(fd, raw, location.offset)].toreadonly()
+            finally:
+                os.close(fd)
         except OSError as error:
             return Erased(f"{self._config.name}: {error}")
-        try:
-            header = _read(fd, HEADER_BYTES, location.offset)
-            fragment = _read(fd, location.length, location.offset + HEADER_BYTES)
-        except OSError as error:
-            return Erased(f"{self._config.name}: {error}")
-        finally:
-            os.close(fd)
-        record = read_header(header, location.segment, location.offset, crc32c)
+        record = read_header(raw[:HEADER_BYTES], location.segment, location.offset, crc32c)
         if isinstance(record, Erased):
             return record
+        fragment = raw[HEADER_BYTES:]
         return check_fragment(fragment, record, crc32c) or fragment
 
     def delete(self, location: Location) -> bool:
@@ -157,14 +161,15 @@ class DirectoryDevice:
             elif good < size:
                 os.truncate(path, good)
 
-    def _append(self, head: bytes, payload: bytes, size: int) -> Location:
+    def _append(self, head: bytes, payload: bytes | memoryview, size: int) -> Location:
         fd, offset = self._tail_for(size)
         header = pack_header(self._segment, offset, head, payload, crc32c)
         self._fail_point("append:before")
         _write(fd, header + head, offset)
         self._fail_point("append:torn")
-        padding = bytes(size - HEADER_BYTES - len(head) - len(payload))
-        _write(fd, payload + padding, offset + HEADER_BYTES + len(head))
+        start = offset + HEADER_BYTES + len(head)
+        _write(fd, payload, start)
+        _write(fd, bytes(offset + size - start - len(payload)), start + len(payload))
         self._fail_point("append:unsynced")
         if self._fsync is FsyncRule.ALWAYS:
             os.fdatasync(fd)
@@ -306,16 +311,22 @@ def _records(fd: int, segment: int, size: int) -> Iterator[Record]:
 
 def _read(fd: int, length: int, offset: int) -> bytes:
     """Up to `length` bytes; fewer only at the end of the file."""
-    raw = os.pread(fd, length, offset)
-    while 0 < len(raw) < length:
-        more = os.pread(fd, length - len(raw), offset + len(raw))
-        if not more:
+    raw = bytearray(length)
+    return bytes(raw[: _fill(fd, memoryview(raw), offset)])
+
+
+def _fill(fd: int, target: memoryview, offset: int) -> int:
+    """Fill `target` from the file; the number of bytes, fewer only at the end of the file."""
+    at = 0
+    while at < len(target):
+        count = os.preadv(fd, [target[at:]], offset + at)
+        if count == 0:
             break
-        raw += more
-    return raw
+        at += count
+    return at
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(fd, view, offset)

@@ -27,7 +27,7 @@ class MemoryDevice:
         config = self._config
         return DeviceUsage(config.name, self.state, self._stored_bytes, config.capacity_bytes, len(self._records))
 
-    def append(self, head: bytes, payload: bytes) -> Location | Refused:
+    def append(self, head: bytes, payload: bytes | memoryview) -> Location | Refused:
         """Keep a copy of one fragment."""
         size = stored_bytes(len(head) + len(payload))
         with self._lock:
@@ -38,11 +38,11 @@ class MemoryDevice:
                     f"{self._config.name}: full, {self._stored_bytes} of {self._config.capacity_bytes} bytes"
                 )
             offset, self._next = self._next, self._next + size
-            self._records[offset] = bytearray(pack_header(1, offset, head, payload, crc32c) + head + payload)
+            self._records[offset] = bytearray(b"".join((pack_header(1, offset, head, payload, crc32c), head, payload)))
             self._stored_bytes += size
         return Location(self._config.name, 1, offset, len(head) + len(payload))
 
-    def read(self, location: Location) -> bytes | Erased:
+    def read(self, location: Location) -> memoryview | Erased:
         """Head and payload, verified as a directory verifies them."""
         raw = self._records.get(location.offset) if location.segment == 1 else None
         if raw is None or self.state == "missing":
@@ -50,7 +50,7 @@ class MemoryDevice:
         record = read_header(bytes(raw[:HEADER_BYTES]), 1, location.offset, crc32c)
         if isinstance(record, Erased):
             return record
-        fragment = bytes(raw[HEADER_BYTES : HEADER_BYTES + location.length])
+        fragment = memoryview(bytes(raw[HEADER_BYTES : HEADER_BYTES + location.length]))
         return check_fragment(fragment, record, crc32c) or fragment
 
     def delete(self, location: Location) -> bool:

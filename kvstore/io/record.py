@@ -46,14 +46,16 @@ def stored_bytes(fragment_bytes: int) -> int:
     return -(-(HEADER_BYTES + fragment_bytes) // RECORD_ALIGN) * RECORD_ALIGN
 
 
-def pack_header(segment: int, offset: int, head: bytes, payload: bytes, crc32c: Callable[[Buffer], int]) -> bytes:
+def pack_header(
+    segment: int, offset: int, head: bytes, payload: bytes | memoryview, crc32c: Callable[[Buffer], int]
+) -> bytes:
     """Header of the record that will stand at `offset` of `segment`."""
     lengths = (len(head), len(payload), crc32c(head), crc32c(payload))
     covered = _HEADER.pack(RECORD_MAGIC, RECORD_VERSION, 0, segment, offset, *lengths, 0)[:_COVERED]
     return covered + struct.pack("<I", crc32c(covered))
 
 
-def read_header(raw: bytes, segment: int, offset: int, crc32c: Callable[[Buffer], int]) -> Record | Erased:
+def read_header(raw: bytes | memoryview, segment: int, offset: int, crc32c: Callable[[Buffer], int]) -> Record | Erased:
     """Parse a header that should stand at `offset` of `segment`."""
     if len(raw) < HEADER_BYTES:
         return Erased(f"record at {segment}:{offset}: {len(raw)} bytes are too few")
@@ -65,7 +67,7 @@ def read_header(raw: bytes, segment: int, offset: int, crc32c: Callable[[Buffer]
     return Record(segment, offset, *lengths)
 
 
-def check_fragment(fragment: bytes, record: Record, crc32c: Callable[[Buffer], int]) -> Erased | None:
+def check_fragment(fragment: bytes | memoryview, record: Record, crc32c: Callable[[Buffer], int]) -> Erased | None:
     """Verify head ‖ payload against the record's checksums."""
     at = f"record at {record.segment}:{record.offset}"
     view = memoryview(fragment)

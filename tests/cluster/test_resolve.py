@@ -74,6 +74,8 @@ def test_plan_counts_every_pool():
     first = plan.members[0]
     assert first.blocks_bytes == 129 * 1000
     assert first.weights_bytes == 10_000
+    caches = {member.name: member.cache_bytes for member in plan.members if not member.name.startswith("encoder")}
+    assert caches == {"prefill/0": 64 << 20, "prefill/1": 64 << 20, "decode/0": 0, "decode/1": 0}
     assert plan.handoff_bytes == 32 * 1000 + 2000
     assert plan.store.usable_bytes == (1 << 30) * 10 // 12
     assert not plan.refusals

@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,8 +95,13 @@ class World:
         self.recovered = scan_nodes(self.nodes, self.config, self.sums, self.clock(), 10_000_000)
         for record in self.recovered.stripes:
             self.index.insert(record)
+        self.restart_client()
+
+    def restart_client(self, **changes) -> None:
+        """A new client process: nothing buffered, nothing in memory."""
+        config = replace(self.config, **changes)
         self.client = StoreClient(
-            (LocalIndex(self.index), self.nodes), self.config, IsalCode(), self.sums, self.clock, "test"
+            (LocalIndex(self.index), self.nodes), config, IsalCode(), self.sums, self.clock, "test"
         )
 
     def node_of(self, device: str) -> FaultyNode:

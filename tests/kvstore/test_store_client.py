@@ -44,8 +44,8 @@ def test_a_fetch_asks_eleven_and_the_twelfth_only_when_needed(world):
     assert_right(world.fetch(keys, 5), keys)
     reads = [device for node in world.nodes.values() for device in node.reads]
     assert len(reads) == 11
-    place = saved.record.locations[0]
-    world.node_of(place.device).broken.add(place.device)
+    for place in saved.record.locations[:2]:  # one lost answer of eleven would be enough without the twelfth
+        world.node_of(place.device).broken.add(place.device)
     assert_right(world.fetch(keys, 5), keys)
     assert sum(len(node.reads) for node in world.nodes.values()) == 11 + 12
 

@@ -25,7 +25,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
     folder = tmp_path_factory.mktemp("live")
     cluster, _ = load(ROOT / "manifests" / "local.yaml")
-    cluster = replace(cluster, name="test", api=replace(cluster.api, port=free_port()))
+    assert cluster.store is not None
+    # Tests here delete devices and expect what was on them to be read from the others, or missed.
+    store = replace(cluster.store, host_cache_bytes=0)
+    cluster = replace(cluster, name="test", api=replace(cluster.api, port=free_port()), store=store)
     spec = make_spec(cluster, folder)
     session = start_ray("test", 256 << 20)
     try:
