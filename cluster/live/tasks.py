@@ -20,6 +20,10 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_over = False
 
+    def __len__(self) -> int:
+        """How many run now."""
+        return len(self._tasks)
+
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)

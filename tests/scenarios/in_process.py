@@ -449,7 +449,7 @@ def held_by_engine(engine: EngineActor) -> list[str]:
             "outgoing": len(source._outgoing),
             "names": len(source._by_sequence),
             "works": len(source._work_of),
-            "tasks": len(source._tasks._tasks),
+            "tasks": len(source._tasks),
         }
     return [f"{who} holds {count} {what}" for what, count in counts.items() if count]
 
