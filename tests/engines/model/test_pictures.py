@@ -165,5 +165,5 @@ def test_a_ratio_that_is_not_whole_limits_the_width(
 
 def test_a_picture_of_which_nothing_is_left_is_refused(config: ModelConfig) -> None:
     few = dataclasses.replace(config.vision, patch_size=10, downsample_ratio=1, max_image_tokens=7, max_wh_ratio=3.5)
-    with pytest.raises(ImageError, match="2090x2 pixels.*max_image_tokens = 7"):
+    with pytest.raises(ImageError, match=r"2090x2 pixels.*max_image_tokens = 7"):
         layout(2090, 2, few)
