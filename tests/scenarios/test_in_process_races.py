@@ -131,6 +131,7 @@ async def test_the_source_dies_after_admission_and_before_release(tmp_path):
         world.call_fault = lose_peer_messages_to(PROMPT)
         job = world.job(1, 140, 300)
         task = asyncio.create_task(world.ask(service, job))
+        await asyncio.sleep(0)  # the task begins, and with it the machine
         await until(lambda: machine_of(service, job).state is State.DECODING, "the entrypoint knows of the admission")
         world.kill(machine_of(service, job)._attempt.prefill.group.name)
         answer = await task
