@@ -131,7 +131,8 @@ class RequestRun:
         except RayTaskError as error:
             event = m.CallFailed(ask, str(error.cause)[:500])
         except (RayError, LookupError) as error:
-            event = m.CallFailed(ask, f"{type(error).__name__}: {error}"[:500])
+            what = str(error).partition("\n")[0]  # Ray goes on with a page about the actor
+            event = m.CallFailed(ask, f"{type(error).__name__}: {what}"[:500], is_lost=True)
         except Exception as error:  # our own mistake must not leave the machine waiting for its deadline
             log.exception("call %d of %s failed", ask, self._chat.request_id)
             event = m.CallFailed(ask, f"internal: {type(error).__name__}")
