@@ -279,7 +279,10 @@ def connect(session: Session, *, working_dir: Path | None = None) -> None:
     from ray.exceptions import RayError
 
     if ray.is_initialized():
-        return
+        here = ray.get_runtime_context().gcs_address
+        if session.address.rpartition("://")[2].rpartition(":")[2] in (here.rpartition(":")[2], "auto"):
+            return
+        raise SessionError(f"this process is connected to the Ray at {here}, it cannot also use {session.address}")
     await_port(session.address)
     try:
         ray.init(

@@ -14,7 +14,7 @@ import pytest
 from commands.shell import COMMAND_S, ROOT, Shell, free_again, wait
 from shoal.cluster.live.session import free_port
 
-DOWN_MAX_S = 25.0  # 8 s on a quiet machine; what must not come back is 35 s and more
+DOWN_MAX_S = 25.0  # what must not come back is Serve's default drain of 35 s
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
