@@ -6,6 +6,7 @@ Source: published model.py (hc_split_sinkhorn, hc_pre, hc_post).
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from shoal.engines.model.numerics import product
 from torch import Tensor
@@ -47,16 +48,33 @@ def mix(streams: Tensor, weights: HyperWeights, iterations: int, eps: float) -> 
     base_pre, base_post, base_comb = weights.base.split((count, count, count * count))
     scale = weights.scale
     comb = (comb * scale[2] + base_comb).unflatten(-1, (count, count))
-    comb = torch.softmax(comb, dim=-1) + eps
-    comb = comb / (comb.sum(-2, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        comb = comb / (comb.sum(-1, keepdim=True) + eps)
-        comb = comb / (comb.sum(-2, keepdim=True) + eps)
     return Mix(
         pre=torch.sigmoid(pre * scale[0] + base_pre) + eps,
         post=2 * torch.sigmoid(post * scale[1] + base_post),
-        comb=comb,
+        comb=balance(torch.softmax(comb, dim=-1) + eps, iterations, eps),
     )
+
+
+def balance(comb: Tensor, iterations: int, eps: float) -> Tensor:
+    """Sinkhorn's iteration on matrices [T, m, m]: columns, then rows and columns in turn, divided by their sums.
+
+    The many tiny steps run through numpy's own loops on a CPU, whose calls cost a third of torch's; the rows lie last
+    there, so that every step is one sweep and a row's sums have the same order in any batch.
+    """
+    if not comb.is_cpu:
+        return _balance_on_device(comb, iterations, eps)
+    values = comb.permute(1, 2, 0).contiguous().numpy()
+    for step in range(2 * iterations - 1):
+        total = np.add.reduce(values, axis=step % 2, keepdims=True)
+        total += eps
+        values /= total
+    return torch.from_numpy(values).permute(2, 0, 1)
+
+
+def _balance_on_device(comb: Tensor, iterations: int, eps: float) -> Tensor:
+    for step in range(2 * iterations - 1):
+        comb = comb / (comb.sum(step % 2 + 1, keepdim=True) + eps)
+    return comb
 
 
 def collapse(streams: Tensor, pre: Tensor) -> Tensor:

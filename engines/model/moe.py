@@ -15,10 +15,9 @@ WEIGHT_EPS = 1e-20
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """One SwiGLU expert: gate and up [inner, H], down [H, inner]."""
+    """One SwiGLU expert: gate and up as one layer [2 inner, H] (the gate's rows first), down [H, inner]."""
 
-    gate: Linear
-    up: Linear
+    gate_up: Linear
     down: Linear
 
 
@@ -60,24 +59,26 @@ def route(x: Tensor, weights: MoeWeights, image_mask: Tensor, rules: MoeRules) -
 
 
 def run_expert(numerics: Numerics, x: Tensor, expert: Expert, limit: float, weight: Tensor | None) -> Tensor:
-    """One expert's output [n, H] for rows [n, H]; `weight` [n] is the routing weight, None for the shared expert."""
-    gate = numerics.linear(x, expert.gate).clamp(max=limit)
-    up = numerics.linear(x, expert.up).clamp(-limit, limit)
-    inner = torch.nn.functional.silu(gate) * up
+    """One expert's output [n, H] for rows [n, H]; `weight` [n, 1] is the routing weight, None for the shared expert."""
+    gate, up = numerics.linear(x, expert.gate_up).chunk(2, dim=-1)
+    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit))
     if weight is not None:
-        inner = inner * weight.unsqueeze(-1)
-    return numerics.linear(numerics.round(inner), expert.down)
+        inner.mul_(weight)
+    return numerics.linear(numerics.round_(inner), expert.down)
 
 
 def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float) -> Tensor:
     """Routed and shared experts' sum for rows [T, H], rounded once."""
     total = run_expert(numerics, x, weights.shared, limit, None)
-    used, order = torch.sort(routing.choice.flatten(), stable=True)
-    ids, counts = torch.unique_consecutive(used, return_counts=True)
-    pieces = order.split(counts.tolist())
     # Experts run in ascending order, so each row adds its parts in the same order in every batch.
-    for expert_id, places in zip(ids.tolist(), pieces, strict=True):
-        rows = places.div(routing.choice.shape[1], rounding_mode="floor")
-        weight = routing.weights.flatten()[places]
-        total.index_add_(0, rows, run_expert(numerics, x[rows], weights.experts[expert_id], limit, weight))
-    return numerics.round(total)
+    flat = routing.choice.flatten()
+    order = torch.argsort(flat, stable=True)
+    rows = order.div(routing.choice.shape[1], rounding_mode="floor")
+    inputs, scale = x[rows], routing.weights.flatten()[order].unsqueeze(-1)
+    counts, first = torch.bincount(flat, minlength=len(weights.experts)).tolist(), 0
+    for expert, count in zip(weights.experts, counts, strict=True):
+        if count:
+            part = slice(first, first + count)
+            first += count
+            total.index_add_(0, rows[part], run_expert(numerics, inputs[part], expert, limit, scale[part]))
+    return numerics.round_(total)

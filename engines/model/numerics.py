@@ -63,14 +63,18 @@ class Numerics:
         """`x` on the activation grid, as a wide tensor."""
         return x.to(self.activation).to(self.wide)
 
+    def round_(self, x: Tensor) -> Tensor:
+        """`round` in place, for a wide tensor that nobody else holds: the same bytes without another large buffer."""
+        return x.copy_(x.to(self.activation))
+
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         """The rounded output of a linear layer; [..., in] to [..., out]."""
-        return self.round(self.linear_unrounded(x, layer))
+        return self.round_(self.linear_unrounded(x, layer))
 
     def linear_unrounded(self, x: Tensor, layer: Linear) -> Tensor:
         """The output of a linear layer before any rounding."""
         if layer.is_quantised and self.quantise_inputs:
-            x = quant.dequantise_fp8(*quant.quantise_fp8(x)).to(self.wide)
+            x = quant.dequantise_fp8(*quant.quantise_fp8(x), self.wide)
         return product(x, layer.weight)
 
     def window_row(self, x: Tensor) -> Tensor:
@@ -86,4 +90,4 @@ class Numerics:
         return self._through(x, quant.quantise_mxfp4, quant.dequantise_mxfp4)
 
     def _through(self, x: Tensor, quantise: quant.Quantise, dequantise: quant.Dequantise) -> Tensor:
-        return dequantise(*quantise(x)).to(self.wide) if self.quantise_cache else x
+        return dequantise(*quantise(x), self.wide) if self.quantise_cache else x

@@ -51,12 +51,18 @@ class Tile:
     """B sequences x n rows that attend in one go.
 
     sequences int64 [B]; rows int64 [B, n]; keys int64 [B, K] into a pool of history then new rows; mask bool [B, n, K].
+    `is_whole`: the tile is all sequences and all rows in order (as in decode), so that nothing needs gathering.
     """
 
     sequences: Tensor
     rows: Tensor
     keys: Tensor
     mask: Tensor
+    is_whole: bool
+
+    def take(self, values: Tensor) -> Tensor:
+        """The tile's part [B, n, ...] of values of all rows [T, ...]."""
+        return values.unflatten(0, self.rows.shape) if self.is_whole else values[self.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +111,8 @@ def window_plan(
     of_rows, positions = sequences.of_rows(), sequences.positions()
     is_written = (sequences.ends[of_rows] - positions <= ring_tokens) & (positions >= write_lower[of_rows])
     written = is_written.nonzero().squeeze(1)
-    tiles = []
-    for members, first, count in tile_rows(sequences.lens.tolist(), sizes):
+    tiles, pieces = [], tile_rows(sequences.lens.tolist(), sizes)
+    for members, first, count in pieces:
         ids = torch.tensor(members, dtype=torch.int64, device=device)
         rows = sequences.offsets[ids].unsqueeze(1) + first + torch.arange(count, device=device)
         at = sequences.starts[ids].unsqueeze(1) + first + torch.arange(count, device=device)
@@ -120,7 +126,7 @@ def window_plan(
         key_at, at = key_at.unsqueeze(1), at.unsqueeze(2)
         earliest = lower[ids].clamp_min(0)[:, None, None]
         mask = (key_at <= at) & (key_at > at - window) & (key_at >= earliest)
-        tiles.append(Tile(ids, rows, keys, mask))
+        tiles.append(Tile(ids, rows, keys, mask, is_whole=len(pieces) == 1))
     return WindowPlan(
         history_rows=history % ring_tokens,
         history_valid=history >= lower.clamp_min(0).unsqueeze(1),
