@@ -274,5 +274,5 @@ def tile_sizes(config: ModelConfig, tokens: int) -> TileSizes:
     text = config.text
     entries = min(text.index_topk, tokens)
     # Scores exist as product, rounded product and weighted product at once.
-    row = (text.num_attention_heads * 2 + entries * 2) * text.head_dim + 3 * text.index_n_heads * tokens
+    row = (text.num_attention_heads * 2 + entries) * text.head_dim + 3 * text.index_n_heads * tokens
     return TileSizes(TILE_NUMBERS_MAX, row, config.window * text.head_dim)

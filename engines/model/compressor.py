@@ -14,7 +14,7 @@ from torch import Tensor
 def partial_rows(numerics: Numerics, x: Tensor, weights: CompressorWeights) -> Tensor:
     """Score and latent of each row before pooling, [T, 2, D], on the float32 grid of the accumulators."""
     assert weights.gated is not None, "only a gated compressor (ratio above 1) keeps accumulators"
-    both = numerics.linear_unrounded(x, weights.gated).unflatten(-1, (2, -1))
+    both: Tensor = numerics.linear_unrounded(x, weights.gated).unflatten(-1, (2, -1))
     return both.copy_(both.to(torch.float32))
 
 

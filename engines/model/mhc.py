@@ -16,7 +16,10 @@ RMS_EPS = 1e-20
 
 @dataclass(frozen=True, slots=True)
 class HyperWeights:
-    """Mixing parameters of one sublayer: fn [(2 + m) * m, m * H], base [(2 + m) * m], scale [3], all wide."""
+    """Mixing parameters of one sublayer, all wide: fn [(2 + m) * m, m * H]; base and scale [(2 + m) * m].
+
+    `scale` repeats the checkpoint's three factors, of pre, post and comb, for each of their outputs.
+    """
 
     fn: Tensor
     base: Tensor
@@ -44,15 +47,10 @@ def mix(streams: Tensor, weights: HyperWeights, iterations: int, eps: float) -> 
     count = streams.shape[1]
     flat = streams.flatten(1)
     mixes = product(flat, weights.fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + RMS_EPS)
-    pre, post, comb = mixes.split((count, count, count * count), dim=-1)
-    base_pre, base_post, base_comb = weights.base.split((count, count, count * count))
-    scale = weights.scale
-    comb = (comb * scale[2] + base_comb).unflatten(-1, (count, count))
-    return Mix(
-        pre=torch.sigmoid(pre * scale[0] + base_pre) + eps,
-        post=2 * torch.sigmoid(post * scale[1] + base_post),
-        comb=balance(torch.softmax(comb, dim=-1) + eps, iterations, eps),
-    )
+    mixes = torch.addcmul(weights.base, mixes, weights.scale)
+    pre, post = torch.sigmoid(mixes[:, : 2 * count]).chunk(2, dim=-1)
+    comb = torch.softmax(mixes[:, 2 * count :].unflatten(-1, (count, count)), dim=-1)
+    return Mix(pre=pre + eps, post=2 * post, comb=balance(comb + eps, iterations, eps))
 
 
 def balance(comb: Tensor, iterations: int, eps: float) -> Tensor:

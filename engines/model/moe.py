@@ -4,6 +4,7 @@ Source: published model.py (Gate, Expert, MoE): the bias selects, the unbiased s
 multiplies before the down projection.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,27 +59,28 @@ def route(x: Tensor, weights: MoeWeights, image_mask: Tensor, rules: MoeRules) -
     return Routing(choice, chosen / (chosen.sum(-1, keepdim=True) + WEIGHT_EPS) * rules.scale)
 
 
-def run_expert(numerics: Numerics, x: Tensor, expert: Expert, limit: float, weight: Tensor | None) -> Tensor:
-    """One expert's output [n, H] for rows [n, H]; `weight` [n, 1] is the routing weight, None for the shared expert."""
-    gate, up = numerics.linear(x, expert.gate_up).chunk(2, dim=-1)
-    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit))
-    if weight is not None:
-        inner.mul_(weight)
-    return numerics.linear(numerics.round_(inner), expert.down)
-
-
 def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float) -> Tensor:
-    """Routed and shared experts' sum for rows [T, H], rounded once."""
-    total = run_expert(numerics, x, weights.shared, limit, None)
-    # Experts run in ascending order, so each row adds its parts in the same order in every batch.
+    """Routed and shared experts' sum for rows [T, H], rounded once.
+
+    A row and one of its experts make a pair. Pairs lie in ascending order of experts behind the shared expert's rows,
+    so only products go expert by expert, everything else is done once, and each row adds its parts in the same order
+    in every batch.
+    """
+    count = len(x)
     flat = routing.choice.flatten()
     order = torch.argsort(flat, stable=True)
     rows = order.div(routing.choice.shape[1], rounding_mode="floor")
-    inputs, scale = x[rows], routing.weights.flatten()[order].unsqueeze(-1)
-    counts, first = torch.bincount(flat, minlength=len(weights.experts)).tolist(), 0
-    for expert, count in zip(weights.experts, counts, strict=True):
-        if count:
-            part = slice(first, first + count)
-            first += count
-            total.index_add_(0, rows[part], run_expert(numerics, inputs[part], expert, limit, scale[part]))
-    return numerics.round_(total)
+    sizes = [count, *torch.bincount(flat, minlength=len(weights.experts)).tolist()]
+    experts = (weights.shared, *weights.experts)
+    scale = torch.cat((routing.weights.new_ones(count), routing.weights.flatten()[order])).unsqueeze(-1)
+    both = _by_expert(numerics, torch.cat((x, x[rows])), [expert.gate_up for expert in experts], sizes)
+    gate, up = both.chunk(2, dim=-1)
+    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit)).mul_(scale)
+    parts = _by_expert(numerics, numerics.round_(inner), [expert.down for expert in experts], sizes)
+    return numerics.round_(parts[:count].index_add_(0, rows, parts[count:]))
+
+
+def _by_expert(numerics: Numerics, x: Tensor, layers: Sequence[Linear], sizes: Sequence[int]) -> Tensor:
+    """The rounded outputs [pairs, out] of each expert's layer for its `sizes` consecutive rows of x [pairs, in]."""
+    parts = zip(x.split(sizes), layers, sizes, strict=True)
+    return numerics.round_(torch.cat([numerics.linear_unrounded(rows, layer) for rows, layer, n in parts if n]))

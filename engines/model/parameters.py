@@ -169,8 +169,8 @@ def _layer(reader: Reader, config: ModelConfig, layer: int, experts: int) -> Lay
     return LayerWeights(
         attn_norm=reader.wide("attn_norm.weight"),
         ffn_norm=reader.wide("ffn_norm.weight"),
-        hc_attn=_hyper(reader, "hc_attn"),
-        hc_ffn=_hyper(reader, "hc_ffn"),
+        hc_attn=_hyper(reader, "hc_attn", config.text.hc_mult),
+        hc_ffn=_hyper(reader, "hc_ffn", config.text.hc_mult),
         attention=_attention(attention, config),
         moe=_moe(reader.under("ffn."), experts),
         compressor=_compressor(attention, config, layer) if in_trunk and config.is_kv_source(layer) else None,
@@ -179,8 +179,10 @@ def _layer(reader: Reader, config: ModelConfig, layer: int, experts: int) -> Lay
     )
 
 
-def _hyper(reader: Reader, name: str) -> HyperWeights:
-    return HyperWeights(reader.wide(f"{name}_fn"), reader.wide(f"{name}_base"), reader.wide(f"{name}_scale"))
+def _hyper(reader: Reader, name: str, streams: int) -> HyperWeights:
+    fn, base, scale = (reader.wide(f"{name}_{part}") for part in ("fn", "base", "scale"))
+    counts = torch.tensor((streams, streams, streams * streams))
+    return HyperWeights(fn, base, scale.repeat_interleave(counts))
 
 
 def _attention(reader: Reader, config: ModelConfig) -> AttentionWeights:

@@ -84,12 +84,17 @@ def float_to_e4m3(x: Tensor) -> Tensor:
 
 def float_to_e2m1(x: Tensor) -> Tensor:
     """Float32 within +-6 as 4-bit codes (uint8, sign in bit 3), ties to the even code; -0 keeps its sign."""
-    magnitude = x.abs()
-    code = torch.zeros_like(x, dtype=torch.uint8)
-    for below, midpoint in enumerate(FP4_MIDPOINTS):
-        # A tie between codes `below` and `below + 1` goes to the even one.
-        code += (magnitude > midpoint if below % 2 == 0 else magnitude >= midpoint).to(torch.uint8)
-    return code | (torch.signbit(x).to(torch.uint8) << 3)
+    code = torch.bucketize(x.abs(), e2m1_edges(x.device), out_int32=True)
+    return (code | (torch.signbit(x) << 3)).to(torch.uint8)
+
+
+@cache
+@torch.inference_mode(False)
+def e2m1_edges(device: torch.device) -> Tensor:
+    """The largest float32 magnitudes of the codes 0 to 6, [7]: a tie between two codes goes to the even one."""
+    midpoints = torch.tensor(FP4_MIDPOINTS, dtype=torch.float32)
+    is_odd = torch.arange(len(FP4_MIDPOINTS)) % 2 == 1
+    return torch.where(is_odd, midpoints.nextafter(torch.zeros(())), midpoints).to(device)
 
 
 def e2m1_to_float(data: Tensor, to: torch.dtype = torch.float32) -> Tensor:
