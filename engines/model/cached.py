@@ -79,6 +79,8 @@ class CachedAttention:
     def truncate(self) -> Tensor | None:
         """Narrow the windows to kept positions; in compact mode also the rows (one of each sequence at least)."""
         lower, kept = self._sequences.lower, None
+        if not bool(lower.any()):
+            return None
         if self._is_compact and bool((lower > self._sequences.starts).any()):
             self._sequences, kept = self._sequences.from_position(lower)
             self._of_rows = self._sequences.of_rows()
@@ -130,18 +132,23 @@ class CachedAttention:
         When one tile holds all rows, the pool comes in the tile's own order, [S, K, D].
         """
         plan, slots = self.windows, self._sequences.slots.unsqueeze(1)
-        history = self._caches.read_window(layer, slots, plan.history_rows, plan.history_valid, self._numerics.wide)
-        own = self.store_window(layer, kv)
+        wide = self._numerics.wide
+        if plan.reads_own:
+            self.store_window(layer, kv)
+            return self._caches.read_window(layer, slots, plan.history_rows, plan.history_valid, wide)
+        history = self._caches.read_window(layer, slots, plan.history_rows, plan.history_valid, wide)
+        own = self._caches.decode_window(self.store_window(layer, kv), wide)
         if plan.tiles[0].is_whole:
             return torch.cat((history, plan.tiles[0].take(own)), dim=1)
         return torch.cat((history.flatten(0, 1), own))
 
     def store_window(self, layer: int, kv: Tensor) -> Tensor:
-        """Write the step's rows [T, D] of a layer's ring; the rows as they read back, [T, D]."""
+        """Write the step's rows [T, D] of a layer's ring; the bytes of all rows, uint8 [T, row bytes]."""
         plan = self.windows
-        stored, values = self._caches.encode_window(kv)
-        self._caches.write_window(layer, plan.written_slots, plan.written_rows, stored[plan.written])
-        return values
+        stored = self._caches.encode_window(kv)
+        written = stored if len(plan.written) == len(stored) else stored[plan.written]
+        self._caches.write_window(layer, plan.written_slots, plan.written_rows, written)
+        return stored
 
     def _plan(self, sequences: Sequences, lower: Tensor, write_lower: Tensor) -> WindowPlan:
         ring_tokens = self._caches.slot_layout.ring_tokens

@@ -63,9 +63,7 @@ def balance(comb: Tensor, iterations: int, eps: float) -> Tensor:
         return _balance_on_device(comb, iterations, eps)
     values = comb.permute(1, 2, 0).contiguous().numpy()
     for step in range(2 * iterations - 1):
-        total = np.add.reduce(values, axis=step % 2, keepdims=True)
-        total += eps
-        values /= total
+        values /= np.add.reduce(values, axis=step % 2, keepdims=True, initial=eps)
     return torch.from_numpy(values).permute(2, 0, 1)
 
 

@@ -35,7 +35,7 @@ class Linear:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`x . weight^T` in the type of x, the weight converted first; the one place where a device may differ."""
-    return torch.nn.functional.linear(x, weight.to(x.dtype))
+    return torch.nn.functional.linear(x, weight if weight.dtype is x.dtype else weight.to(x.dtype))
 
 
 @dataclass(frozen=True, slots=True)
