@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from shoal.engines.model.norm import rms_norm
-from shoal.engines.model.numerics import Numerics
+from shoal.engines.model.numerics import Numerics, product
 from shoal.engines.model.parameters import AttentionWeights
 from shoal.engines.model.rope import Phases, rotate_rounded
 from torch import Tensor
@@ -85,6 +85,6 @@ def output(numerics: Numerics, attended: Tensor, weights: AttentionWeights, by: 
     """
     turned = rotate_rounded(numerics, numerics.round_(attended), by.inverse().unsqueeze(-2))
     groups = weights.wo_a.shape[0]
-    grouped = turned.flatten(-2).unflatten(-1, (groups, -1)).flatten(0, -3)
-    low = torch.bmm(grouped.transpose(0, 1), weights.wo_a.transpose(1, 2).to(grouped.dtype)).transpose(0, 1)
-    return numerics.linear(numerics.round_(low.flatten(1)), weights.wo_b).view(*attended.shape[:-2], -1)
+    grouped = turned.flatten(-2).chunk(groups, dim=-1)
+    low = torch.cat([product(x, weight) for x, weight in zip(grouped, weights.wo_a, strict=True)], dim=-1)
+    return numerics.linear(numerics.round_(low), weights.wo_b)

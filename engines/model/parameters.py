@@ -1,4 +1,4 @@
-"""Checkpoint tensors as the values that the operators take: dequantised, widened where every row reads them."""
+"""Checkpoint tensors as the values that the operators take: dequantised to BF16, small ones widened."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ class TrunkWeights:
 
 
 class Reader:
-    """Reads tensors under one prefix. Dense weights become `wide`; experts stay BF16 (exact) until they are used."""
+    """Reads tensors under one prefix. Layers' weights are BF16 (exact) until they are used; small ones are `wide`."""
 
     def __init__(self, tensors: Mapping[str, Tensor], wide: torch.dtype, block: int, prefix: str = "") -> None:
         self._tensors, self._wide, self._block, self._prefix = tensors, wide, block, prefix
@@ -110,13 +110,13 @@ class Reader:
         return self.stored(name).to(self._wide)
 
     def dense(self, name: str) -> Linear:
-        """An FP8 weight, dequantised and widened."""
+        """An FP8 weight, dequantised; BF16 holds its four significant bits exactly."""
         values = quant.dequantise_fp8_blocks(self.stored(f"{name}.weight"), self.stored(f"{name}.scale"), self._block)
-        return Linear(values.to(self._wide), is_quantised=True)
+        return Linear(values.to(torch.bfloat16), is_quantised=True)
 
     def plain(self, name: str) -> Linear:
-        """A BF16 weight, widened."""
-        return Linear(self.wide(f"{name}.weight"))
+        """A BF16 weight, as stored."""
+        return Linear(self.stored(f"{name}.weight"))
 
     def expert(self, prefix: str, is_packed: bool) -> Expert:
         """A routed (MXFP4) or shared (FP8) expert."""
