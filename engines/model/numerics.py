@@ -18,7 +18,7 @@ from torch import Tensor
 
 PIECE_NUMBERS = 1 << 16
 """Numbers of a weight that are converted at once (0.5 MiB in float64)."""
-PIECED_ROWS_MAX = 16
+PIECED_ROWS_MAX = 64
 """More rows than this take longer to multiply than to convert."""
 
 
