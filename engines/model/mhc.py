@@ -56,9 +56,10 @@ def mix(streams: Tensor, weights: HyperWeights, iterations: int, eps: float) -> 
 def balance(comb: Tensor, iterations: int, eps: float) -> Tensor:
     """Sinkhorn's iteration on matrices [T, m, m]: columns, then rows and columns in turn, divided by their sums.
 
-    The many tiny steps run through numpy's own loops on a CPU, whose calls cost a third of torch's; the rows lie last
-    there, so that every step is one sweep. Sums of four may come in another order in another batch, as in a product:
-    that moves a weight by about 1e-16 of its size, and what the weights mix is rounded to the activation grid.
+    `comb` may be overwritten. On a CPU the many tiny steps run through numpy's own loops, whose calls cost a third of
+    torch's; the rows lie last there, so that every step is one sweep. Sums of four may come in another order in
+    another batch, as in a product: that moves a weight by about 1e-16 of its size, and what the weights mix is
+    rounded to the activation grid.
     """
     if not comb.is_cpu:
         return _balance_on_device(comb, iterations, eps)
