@@ -5,8 +5,10 @@ stripe that cannot be had shortens the prefix, it never raises and never yields 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from threading import Event
 
 from shoal.kvstore.config import StoreConfig
@@ -43,9 +45,12 @@ class StripeLost:
 class _StripeRead:
     """One stripe on its way: which fragments were asked, which counted, and why others did not."""
 
-    def __init__(self, record: StripeRecord, code: Code, sums: Checksums, started_us: int) -> None:
+    def __init__(
+        self, record: StripeRecord, code: Code, sums: Checksums, started_us: int, arrived: SimpleQueue[Read]
+    ) -> None:
         self.record = record
         self.started_us = started_us
+        self.arrived = arrived
         self.gathering = Gathering(record.stripe_id, record.generation, (record.data, record.parity), code, sums)
         self.pending: dict[Read, int] = {}
         self.unreachable = 0
@@ -108,11 +113,12 @@ class StripeReader:
         """
         results: list[Objects | StripeLost | Miss] = []
         window: list[_StripeRead] = []
+        arrived: SimpleQueue[Read] = SimpleQueue()  # one place to wait at, however many answers are due
         rest = list(reversed(records))
         try:
             while window or rest:
                 while rest and len(window) < self._config.fetch_window_stripes:
-                    window.append(self._start(rest.pop()))
+                    window.append(self._start(rest.pop(), arrived))
                 outcome = self._finish(window[0], window, limits)
                 results.append(outcome)
                 if isinstance(outcome, StripeLost | Miss):
@@ -123,8 +129,8 @@ class StripeReader:
                 stripe.abandon()
         return results
 
-    def _start(self, record: StripeRecord) -> _StripeRead:
-        stripe = _StripeRead(record, self._code, self._sums, self._clock_us())
+    def _start(self, record: StripeRecord, arrived: SimpleQueue[Read]) -> _StripeRead:
+        stripe = _StripeRead(record, self._code, self._sums, self._clock_us(), arrived)
         self._ask(stripe, self._config.code.ask)
         return stripe
 
@@ -138,12 +144,12 @@ class StripeReader:
             if limits.cancelled.is_set() or now_us >= limits.deadline_us:
                 why = "cancelled" if limits.cancelled.is_set() else "deadline"
                 return Miss(f"{why} while stripe {first.record.stripe_id.hex()} was read: {first.reasons}")
-            pending = [future for stripe in window for future in stripe.pending if not stripe.gathering.is_ready]
             patience_us = min(limits.deadline_us - now_us, CANCEL_POLL_US, self._config.slow_us)
-            done, _ = wait(pending, timeout=max(patience_us, 0) / 1e6, return_when=FIRST_COMPLETED)
+            done = _answers(first.arrived, max(patience_us, 0) / 1e6)
             for stripe in window:
-                for future in [future for future in stripe.pending if future in done]:
-                    stripe.take(future)
+                for future in done:
+                    if future in stripe.pending:
+                        stripe.take(future)
                 self._ask_more(stripe)
         return objects
 
@@ -181,5 +187,17 @@ class StripeReader:
             stripe.unreachable += 1
             stripe.reasons.append(f"fragment {index}: the node of {place.device} is not connected")
             return False
-        stripe.pending[port.read(place)] = index
+        future = port.read(place)
+        stripe.pending[future] = index
+        future.add_done_callback(stripe.arrived.put)
         return True
+
+
+def _answers(arrived: SimpleQueue[Read], timeout_s: float) -> list[Read]:
+    """What has been answered: at least one within the time, and all that there is by then."""
+    done: list[Read] = []
+    with suppress(Empty):
+        done.append(arrived.get(timeout=timeout_s))
+        while True:
+            done.append(arrived.get_nowait())
+    return done

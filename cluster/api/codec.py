@@ -26,6 +26,7 @@ from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.api.splitting import PlainSplitter, RecipeSplitter, Splitter
 from shoal.cluster.api.streaming import Detokeniser, TokenBytes
 from shoal.engines.core.request import ImageSpan
+from shoal.engines.model.errors import TokenizerError
 
 IMAGE_TOKEN = "<｜deepseek_image｜>"  # the released tokenizer's spelling; deepseek-recipe's own default differs
 _ALIAS = "shoal"  # the one model name conversion sees; served names are checked before
@@ -70,9 +71,12 @@ class ChatCodec:
 
     @classmethod
     def from_file(cls, path: Path, preprocessor: ImagePreprocessor | None = None) -> "ChatCodec":
-        """Load the tokenizer of a checkpoint directory or a `tokenizer.json`."""
+        """Load the tokenizer of a checkpoint directory or a `tokenizer.json`; TokenizerError if it cannot be used."""
         path = path / "tokenizer.json" if path.is_dir() else path
-        return cls(path.read_text(encoding="utf-8"), preprocessor)
+        try:
+            return cls(path.read_text(encoding="utf-8"), preprocessor)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise TokenizerError(f"{path}: not a tokenizer that can be used: {error}") from error
 
     def encode(self, body: ChatBody, settings: ApiSettings) -> Prompt:
         """Render and tokenise a request. Raises BadRequestError or PromptTooLongError; may take milliseconds."""

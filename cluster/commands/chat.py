@@ -36,7 +36,7 @@ def chat(
 ) -> None:
     """Ask a running cluster. Example: shoal chat --image photo.png --explain "What is this?"."""
     with friendly_errors():
-        where = endpoint or find(name).http
+        where = (endpoint or find(name).http).rstrip("/")
         missing = [str(path) for path in image or [] if not path.is_file()]
         if missing:
             typer.echo(f"--image: no such file: {', '.join(missing)}", err=True)
@@ -51,7 +51,8 @@ def chat(
         show = stream and not as_json
         reply = chat_once(where, body, request_id, lambda t: typer.echo(t, nl=False) if show else None)
         if as_json:
-            typer.echo(json.dumps({"text": reply.text, "finish_reason": reply.finish_reason, "usage": reply.usage}))
+            facts = {"text": reply.text, "finish_reason": reply.finish_reason, "usage": reply.usage}
+            typer.echo(json.dumps(facts | ({"timeline": story(where, request_id)} if explain else {})))
             return
         typer.echo("" if stream else reply.text)
         if explain:

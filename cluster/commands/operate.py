@@ -1,7 +1,7 @@
 """`shoal up`, `down` and `status`: start a cluster, end exactly that cluster, look at it."""
 
+import contextlib
 import json
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +10,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from shoal.cluster.commands.running import FAILED, friendly_errors, make_spec, open_ray, progress_bar
+from shoal.cluster.commands.running import (
+    FAILED,
+    friendly_errors,
+    locate,
+    make_spec,
+    open_ray,
+    progress_bar,
+    ray_address,
+)
 from shoal.cluster.commands.validate import AsJson, ManifestPath, load
+from shoal.cluster.live.clock import sleep_s
 from shoal.cluster.live.session import (
     Session,
-    SessionError,
     connect,
-    find,
     forget,
+    in_job,
+    is_running,
     record,
     require_free,
+    sent_checkout,
     sessions,
     stop_ray,
 )
@@ -28,6 +38,7 @@ from shoal.cluster.live.spec import ClusterSpec
 Address = Annotated[str | None, typer.Option(help="A running Ray, host:port or ray://…; default: $RAY_ADDRESS or own.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return when ready and leave the cluster running.")]
 RunDir = Annotated[Path | None, typer.Option(help="Where the store lives; default: the user's data folder.")]
+WATCH_S = 0.5
 Name = Annotated[str | None, typer.Option(help="Which cluster; default: the only one that is up.")]
 
 
@@ -43,6 +54,8 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
         if cluster.name in running:
             typer.echo(f"shoal: {cluster.name!r} is up already; `shoal down --name {cluster.name}` ends it", err=True)
             raise typer.Exit(FAILED)
+        if not ray_address(address):
+            require_free(cluster.api.host, cluster.api.port)
         spec = make_spec(cluster, run_dir)
         typer.echo(cluster.to_yaml(), nl=False, err=True)
         session, endpoint = start(spec, address)
@@ -50,35 +63,41 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
         if detach or not session.pid:
             return
         typer.echo("Ctrl-C ends it.", err=True)
-        wait_for_signal()
+        wait_for_signal(session)
+        gone = not is_running(session)
         end(session)
+        typer.echo(f"{cluster.name} {'was ended from elsewhere' if gone else 'is down'}")
 
 
 def start(spec: ClusterSpec, address: str | None) -> tuple[Session, str]:
     """Bring a cluster up with a progress bar; the recorded session and the HTTP endpoint.
 
-    Whatever fails on the way, neither an own Ray nor actors on somebody else's stay behind.
+    Whatever fails on the way, and SIGINT or SIGTERM, leaves nothing behind. A job records nothing: its machine is not
+    its user's.
     """
     api = spec.cluster.api
-    if not (address or os.environ.get("RAY_ADDRESS")):
-        require_free(api.host, api.port)
-    endpoint = f"http://{api.host}:{api.port}"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with progress_bar(f"starting {spec.name}") as bar:
         task = bar.task_ids[0]
         bar.update(task, now="ray")
         session = open_ray(spec.name, address)
-        from shoal.cluster.live.launch import NameTakenError, bring_up, take_down
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has put its own there
+        from shoal.cluster.live.launch import bring_up, find_way
 
         try:
-            bring_up(spec, lambda p: bar.update(task, completed=p.ready, total=p.wanted, now=p.what))
-        except BaseException as error:
-            if not session.pid and not isinstance(error, NameTakenError):
-                take_down(spec.name)
+            spec = find_way(spec)
+        except BaseException:
             stop_ray(session)
             raise
-    session = replace(session, http=endpoint)
-    record(session)
-    return session, endpoint
+        session = replace(session, http=f"http://{api.host}:{api.port}")
+        if not in_job():
+            record(session)
+        try:
+            bring_up(spec, lambda p: bar.update(task, completed=p.ready, total=p.wanted, now=p.what))
+        except BaseException:
+            end(session)
+            raise
+    return session, session.http
 
 
 def end(session: Session) -> None:
@@ -86,35 +105,34 @@ def end(session: Session) -> None:
     if session.pid:
         stop_ray(session)  # ends every actor: nothing in them outlives a kill that would be worth a slower end
     else:
-        try:
-            connect(session)
-        except ConnectionError as error:
-            forget(session.name)
-            raise SessionError(f"no Ray answers at {session.address} any more; {session.name} is forgotten") from error
+        connect(session, working_dir=sent_checkout())
         from shoal.cluster.live.launch import take_down
 
         take_down(session.name)
     forget(session.name)
 
 
-def down(name: Name = None) -> None:
-    """End a cluster and everything it started; its store stays on disk. Example: shoal down --name local."""
+def down(name: Name = None, address: Address = None) -> None:
+    """End a cluster and everything it started; its store stays on disk. Example: shoal down --name local.
+
+    A cluster that a job started is ended with --address, or by a job: ray job submit … -- python -m shoal down.
+    """
     with friendly_errors():
-        session = find(name)
+        session = locate(name, address)
         end(session)
         typer.echo(f"{session.name} is down")
 
 
-def status(name: Name = None, as_json: AsJson = False) -> None:
+def status(name: Name = None, address: Address = None, as_json: AsJson = False) -> None:
     """Members, their state and load. Example: shoal status --json."""
     with friendly_errors():
-        session = find(name)
-        connect(session)
+        session = locate(name, address)
+        connect(session, working_dir=sent_checkout())
         from shoal.cluster.live.overview import overview
 
         facts = overview(session.name)
     if as_json:
-        typer.echo(json.dumps(facts | {"http": session.http}, indent=2))
+        typer.echo(json.dumps(facts | {"name": session.name, "http": session.http}, indent=2))
     else:
         Console().print(_table(facts, session))
     if not facts["healthy"]:
@@ -124,8 +142,9 @@ def status(name: Name = None, as_json: AsJson = False) -> None:
 def _table(facts: dict[str, Any], session: Session) -> Table:
     state = "healthy" if facts["healthy"] else "; ".join(facts["reasons"])
     table = Table(title=f"{session.name}  {session.http}  {state}", title_justify="left")
-    for column in ("member", "epoch", "state", "pid", "running", "waiting", "free blocks", "free slots", "tickets"):
-        table.add_column(column)
+    table.add_column("member", no_wrap=True)
+    for column in ("epoch", "state", "pid", "running", "waiting", "blocks", "slots", "tickets"):
+        table.add_column(column)  # blocks and slots: the free ones
     for member in facts["members"]:
         load = member.get("load") or {}
         cells = [str(load.get(k, "")) for k in ("running", "waiting", "blocks_free", "slots_free", "tickets")]
@@ -133,10 +152,9 @@ def _table(facts: dict[str, Any], session: Session) -> Table:
     return table
 
 
-def wait_for_signal() -> None:
-    """Return at SIGINT, or at SIGTERM, which `up` has made the same."""
-    try:
-        while True:
-            signal.pause()
-    except KeyboardInterrupt:
-        return
+def wait_for_signal(session: Session) -> None:
+    """Return at SIGINT or SIGTERM, or when the cluster's Ray has gone."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        while is_running(session):
+            sleep_s(WATCH_S)

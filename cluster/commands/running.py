@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -10,10 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from shoal.cluster.errors import ShoalError
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.facts import model_directory
-from shoal.cluster.live.session import Session, SessionError, connect, start_ray
+from shoal.cluster.live.facts import api_keys, model_directory
+from shoal.cluster.live.session import Session, SessionError, connect, find, sent_checkout, sessions, start_ray
 from shoal.cluster.live.spec import ClusterSpec, model_revision
 from shoal.cluster.resolve import ResolvedCluster
+from shoal.engines.model.errors import CheckpointError
 
 OBJECT_STORE_BYTES = 256 << 20  # embeddings and store fragments on their way; everything else goes one-sided
 FAILED = 1
@@ -30,28 +32,54 @@ def data_dir(name: str) -> Path:
 
 def make_spec(cluster: ResolvedCluster, run_dir: Path | None) -> ClusterSpec:
     """What every actor is built from; the checkpoint is built first if it is a built-in one."""
+    api_keys(cluster.api.keys_file)  # here its mistakes are the user's; in a replica they would only be a log's
     directory = model_directory(cluster.model_path)
     return ClusterSpec(
         cluster=cluster,
-        model_dir=str(directory),
+        model_dir=str(directory.resolve()),
         revision=model_revision(directory),
         run_dir=str((run_dir or data_dir(cluster.name)).resolve()),
         created_us=now_us(),
     )
 
 
+def ray_address(address: str | None) -> str | None:
+    """The Ray that was asked for: `address`, else `$RAY_ADDRESS`, which a job sets; None for one of our own."""
+    return address or os.environ.get("RAY_ADDRESS") or None
+
+
 def open_ray(name: str, address: str | None) -> Session:
-    """Connect to the Ray at `address` (or `$RAY_ADDRESS`), or start one of our own."""
-    foreign = address or os.environ.get("RAY_ADDRESS")
-    if not foreign:
+    """Connect to the Ray that was asked for, or start one of our own."""
+    if (foreign := ray_address(address)) is None:
         return start_ray(name, OBJECT_STORE_BYTES)
-    session = Session(name=name, address=foreign, token=os.environ.get("RAY_AUTH_TOKEN", ""))
-    try:
-        # A job's driver already runs in the uploaded working directory; any other driver sends its checkout.
-        connect(session, working_dir=None if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ else str(Path.cwd()))
-    except ConnectionError as error:
-        raise SessionError(f"no Ray answers at {foreign}: {error}; start one with `ray start --head`") from error
+    session = _foreign(name, foreign)
+    connect(session, working_dir=sent_checkout())
     return session
+
+
+def locate(name: str | None, address: str | None) -> Session:
+    """The cluster a command means: on the Ray at `address`, else a recorded one, else on `$RAY_ADDRESS`.
+
+    SessionError if there is no such cluster, or more than one without a name to choose.
+    """
+    if not address and (not os.environ.get("RAY_ADDRESS") or [s for s in sessions() if name in (None, s.name)]):
+        return find(name)
+    session = _foreign(name or "", address or os.environ["RAY_ADDRESS"])
+    connect(session, working_dir=sent_checkout())
+    from shoal.cluster.live.launch import clusters, spec_of
+
+    names = clusters()
+    found = name or (names[0] if len(names) == 1 else "")
+    if found not in names:
+        told = ", ".join(names) or "none"
+        raise SessionError(f"--name = {name}: Ray at {session.address} runs these clusters: {told}; name one of them")
+    spec = spec_of(found)
+    http = f"http://{spec.cluster.api.host}:{spec.cluster.api.port}" if spec else ""
+    return replace(session, name=found, http=http)
+
+
+def _foreign(name: str, address: str) -> Session:
+    return Session(name=name, address=address, token=os.environ.get("RAY_AUTH_TOKEN", ""))
 
 
 @contextmanager
@@ -75,6 +103,9 @@ def friendly_errors() -> Iterator[None]:
     except (SessionError, ConnectionError, TimeoutError) as error:
         typer.echo(f"shoal: {error}", err=True)
         raise typer.Exit(FAILED) from None
-    except ShoalError as error:
+    except (ShoalError, CheckpointError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(BAD_USAGE) from None
+    except KeyboardInterrupt:
+        typer.echo("shoal: interrupted", err=True)
+        raise typer.Exit(FAILED) from None

@@ -93,9 +93,9 @@ class RequestMachine:
                 self._on_group_lost(group)
             case m.Tick() | m.Saved():
                 self._wake_us = 0
-            case m.CallFailed(number, reason):
+            case m.CallFailed(number, reason, is_lost):
                 if ask := self._asks.drop(number):
-                    self._on_call_failed(ask, reason)
+                    self._on_call_failed(ask, reason, is_lost)
             case _ if isinstance(event, m.Answer):
                 self._on_answer(event)
             case _:
@@ -141,7 +141,7 @@ class RequestMachine:
                 self._fail(m.Failure(400, "request_rejected", rejected.reason))
         return None
 
-    def _on_call_failed(self, ask: Ask, reason: str) -> None:
+    def _on_call_failed(self, ask: Ask, reason: str, is_lost: bool = False) -> None:
         self._mark("call failed", call=ask.kind, reason=reason)
         match ask.kind:
             case "match":  # a store that does not answer is a miss
@@ -149,7 +149,7 @@ class RequestMachine:
             case "choose encoder" | "choose prefill" | "choose decode":
                 self._wait(Full(NO_GROUP, f"{ask.kind}: {reason}", self._policy.retry_us))
             case "encode":
-                self._encode_again(ask.image_index, ask.group_name, reason)
+                self._encode_again(ask, reason, is_lost)
             case _:
                 self._reroute(f"{ask.kind} at {ask.group_name}: {reason}", exclude=ask.group_name)
 
@@ -206,7 +206,7 @@ class RequestMachine:
     def _on_group_lost(self, group: GroupRef) -> None:
         for ask in self._asks.at(group, "encode"):
             if self._asks.drop(ask.number):
-                self._encode_again(ask.image_index, group.name, "encoder lost")
+                self._encode_again(ask, "encoder lost", is_lost=True)
         if not self._is_over() and self._attempt.needs(group):
             self._reroute(f"{group} lost", exclude=group.name)
 
@@ -258,14 +258,16 @@ class RequestMachine:
         ask = self._ask("choose encoder", self._policy.ask_us, undo, index)
         self._effects.append(m.ChooseEncoder(ask, need))
 
-    def _encode_again(self, index: int, group_name: str, reason: str) -> None:
-        """Another encoder for this image alone; the others keep their embeddings."""
-        self._excluded.add(group_name)
-        failures = self._images.fail(index)
+    def _encode_again(self, ask: Ask, reason: str, is_lost: bool) -> None:
+        """Another encoder for this image alone; a lost one is no fault of the image, so its next life is waited for."""
+        self._excluded.add(ask.group_name)
+        if is_lost:
+            return self._wait(Full(NO_GROUP, f"{ask.group_name}: {reason}", self._policy.retry_us))
+        failures = self._images.fail(ask.image_index)
         if failures < self._policy.encode_attempts_max:
-            return self._choose_encoder(index)
-        message = f"image {index} failed {failures} times: {reason}"
-        return self._fail(m.Failure(500, "image_encoding_failed", message, f"images[{index}]"))
+            return self._choose_encoder(ask.image_index)
+        message = f"image {ask.image_index} failed {failures} times: {reason}"
+        return self._fail(m.Failure(500, "image_encoding_failed", message, f"images[{ask.image_index}]"))
 
     def _choose(self) -> None:
         """Ask both balancers at once; room at a COMPLETION group is reserved before a PROMPT group computes."""
@@ -373,8 +375,7 @@ class RequestMachine:
         return None
 
     def _set_wake(self) -> None:
-        wake_us = self._patience.next_us(*self._asks.due_us())
-        if wake_us and wake_us != self._wake_us:
+        if (wake_us := self._patience.next_us(*self._asks.due_us())) and wake_us != self._wake_us:
             self._wake_us = wake_us
             self._effects.append(m.WakeAt(wake_us))
 

@@ -119,10 +119,14 @@ class SubmitRejected:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """Any asked call came to nothing: peer died, refused, timed out. The peer may or may not have acted."""
+    """Any asked call came to nothing: peer died, refused, timed out. The peer may or may not have acted.
+
+    `is_lost`: the peer is gone, so the failure says nothing about what was asked.
+    """
 
     ask: int
     reason: str
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

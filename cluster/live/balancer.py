@@ -10,7 +10,6 @@ from shoal.balancers.prefill import PrefillBalancer
 from shoal.balancers.reports import Choice, Full, GroupRef
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import (
     COMPLETION,
@@ -23,6 +22,7 @@ from shoal.cluster.live.names import (
     role_of,
 )
 from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.surroundings import RAY, Surroundings
 from shoal.cluster.live.tasks import Tasks
 
 FIRST_VIEW_S = 10.0
@@ -58,10 +58,10 @@ def build_balancer(spec: ClusterSpec, role: str) -> tuple[Balancer, str]:
 class BalancerActor:
     """One balancer. A new life knows nothing and learns all from the next view and reports, within a second."""
 
-    def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+    def __init__(self, spec: ClusterSpec, group: GroupRef, place: Surroundings = RAY) -> None:
         begin_logging(str(group))
         self._core, self._serves = build_balancer(spec, role_of(group))
-        self._directory = Directory(spec.name, self._on_view)
+        self._directory = place.members(spec.name, self._on_view)
         self._tasks = Tasks()
 
     async def open(self) -> None:
@@ -85,6 +85,10 @@ class BalancerActor:
 
     async def drain(self) -> None:
         """Reservations expire by themselves: there is nothing to wait for."""
+
+    def close(self) -> None:
+        """End everything this life runs, where no process ends with it."""
+        self._tasks.cancel()
 
     async def choose(self, need: Any) -> Choice | Full:
         """Choose and hold."""

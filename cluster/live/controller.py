@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.membership import (
     Desire,
@@ -116,6 +116,10 @@ class Controller:
         self._begin_once()
         return True
 
+    async def spec(self) -> ClusterSpec:
+        """What this cluster was started from."""
+        return self._spec
+
     async def view(self) -> View:
         """The view now."""
         await self._known()
@@ -207,8 +211,11 @@ class Controller:
             await handle.open.remote()
         except RayActorError as error:
             self._on(Died(group, f"died while starting: {type(error).__name__}"))
+        except RayTaskError as error:
+            log.error("%s failed to start", group, exc_info=error)
+            self._on(Died(group, f"failed to start: {type(error.cause).__name__}: {error.cause}"))
         except RayError as error:
-            self._on(Died(group, f"failed to start: {error}"))
+            self._on(Died(group, f"failed to start: {type(error).__name__}"))
         else:
             self._on(Started(group))
 

@@ -40,13 +40,16 @@ class Directory:
 
     async def follow(self) -> None:
         """Watch for ever. A controller that restarts numbers its views higher than the one before."""
+        controller: Any | None = None
         while True:
             try:
-                controller = ray.get_actor(controller_name(self._cluster))
+                # A blocking call on this loop, so only when the handle is not known or has failed.
+                controller = controller or ray.get_actor(controller_name(self._cluster))
                 reference = controller.watch.remote(self.view.number)
                 view, handles = await asyncio.wait_for(reference, timeout=2 * WATCH_S)
             except (RayError, ValueError, TimeoutError) as error:
                 log.debug("controller not reachable: %s", error)
+                controller = None
                 await asyncio.sleep(RETRY_S)
                 continue
             if view.number != self.view.number:

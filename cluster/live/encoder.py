@@ -6,15 +6,14 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.exceptions import RayError
 from shoal.balancers.reports import EncodeReport, GroupRef
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import ENCODE_BALANCER
 from shoal.cluster.live.rates import Rate
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.submission import Rows
+from shoal.cluster.live.surroundings import RAY, Surroundings
 from shoal.cluster.live.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -26,12 +25,13 @@ REPORT_S = 0.1
 class EncoderActor:
     """One encoder. Equal pixels asked for at once are computed once; every asker gets the same rows."""
 
-    def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+    def __init__(self, spec: ClusterSpec, group: GroupRef, place: Surroundings = RAY) -> None:
         begin_logging(str(group))
         self._spec, self._group = spec, group
         self._cache_bytes = spec.cluster.encoders[0].cache_bytes
         self._runner: VisionRunner | None = None
-        self._directory = Directory(spec.name)
+        self._put = place.put
+        self._directory = place.members(spec.name, lambda view: None)
         self._tasks = Tasks()
         self._rate = Rate()
         self._one_at_a_time = asyncio.Lock()
@@ -68,6 +68,10 @@ class EncoderActor:
         while self._waiting:
             await asyncio.sleep(REPORT_S)
 
+    def close(self) -> None:
+        """End everything this life runs, where no process ends with it."""
+        self._tasks.cancel()
+
     async def encode(self, name: str, digest: bytes, patches: int, canvas: "Canvas") -> list[Any]:
         """[reference to `Rows`]: bfloat16 bits [span length, hidden]. The reference keeps the rows while it is held.
 
@@ -103,7 +107,7 @@ class EncoderActor:
             rows = await asyncio.to_thread(runner.encode, canvas)
         bits: Rows = rows.bfloat16().contiguous().view(dtype=_uint16()).numpy()
         self._rate.add(self._waiting[digest])
-        reference = await asyncio.to_thread(ray.put, bits)  # waits while the object store is full
+        reference = await asyncio.to_thread(self._put, bits)  # waits while the object store is full
         self._cache[digest] = (reference, bits.nbytes)
         while sum(size for _, size in self._cache.values()) > self._cache_bytes and len(self._cache) > 1:
             self._cache.popitem(last=False)
@@ -125,7 +129,7 @@ class EncoderActor:
             try:
                 await asyncio.wait_for(balancer.report.remote(report), timeout=1.0)
             except (RayError, TimeoutError):
-                continue
+                self._fresh += known
 
 
 def _uint16() -> Any:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.handoff import Group, Refused, ToSource, ToTarget
 from shoal.cluster.core.membership import View
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter
 from shoal.cluster.live.sequences import Sequences
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.submission import Origin, Submission, TicketOffer
+from shoal.cluster.live.surroundings import RAY, Surroundings
 from shoal.cluster.live.tasks import Tasks
 from shoal.engines.core.request import NoRoom, Rejected
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.cluster.live.engine_parts import EngineParts
 
 ENTRYPOINT_SILENT_S = 15.0
+STEP_LIMIT_S = 300.0  # far beyond any step, kernels compiled in the first one included
 REPORT_S = 0.1
 WAKE_S = 0.25
 DRAIN_POLL_S = 0.1
@@ -36,13 +37,21 @@ class EngineActor:
     balancers, store and controller stay small.
     """
 
-    def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        group: GroupRef,
+        place: Surroundings = RAY,
+        entrypoint_silent_s: float = ENTRYPOINT_SILENT_S,
+    ) -> None:
         begin_logging(str(group))
         self._spec = spec
         self._group = group
+        self._place = place
+        self._entrypoint_silent_s = entrypoint_silent_s
         self._parts: EngineParts | None = None
-        self._directory = Directory(spec.name, self._on_view)
-        self._tasks = Tasks()
+        self._directory = place.members(spec.name, self._on_view)
+        self._tasks = Tasks(place.end)
         self._alive: frozenset[GroupRef] = frozenset()
         self._is_draining = False
 
@@ -52,10 +61,10 @@ class EngineActor:
         """Load the model, register memory, begin stepping."""
 
         import torch
-        from shoal.cluster.live.engine_parts import build_parts
+        from shoal.cluster.live.engine_parts import open_parts
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        self._parts = parts = await build_parts(self._spec, self._group, self._directory)
+        self._parts = parts = await open_parts(self._spec, self._group, self._directory, self._place)
         parts.steps.start()
         self._tasks.spawn_vital(self._directory.follow())
         self._tasks.spawn_vital(self._report_forever())
@@ -85,6 +94,12 @@ class EngineActor:
         while not parts.is_idle():
             await asyncio.sleep(DRAIN_POLL_S)
 
+    def close(self) -> None:
+        """End everything this life runs, where no process ends with it."""
+        self._tasks.cancel()
+        if self._parts is not None:
+            self._parts.close()
+
     async def status(self) -> dict[str, Any]:
         """Counts for `shoal status`, tests of leaks, and metrics."""
         parts = self._open_parts()
@@ -108,11 +123,11 @@ class EngineActor:
             return NoRoom(sequences_short=1)
         return await self._open_parts().reserve(origin, sequence, source, tokens, deadline_us)
 
-    async def submit(self, submission: Submission) -> str:
-        """PROMPT or NORMAL: take a sequence; "" or the reason why it can never run here. Twice is once."""
+    async def submit(self, submission: Submission) -> Rejected | Refused | None:
+        """PROMPT or NORMAL: take a sequence. Rejected: it can never run; Refused: not here. Twice is once."""
         parts = self._open_parts()
         if self._is_draining:
-            return f"{self._group} is draining"
+            return Refused(f"{self._group} is draining")
         return await parts.submit(submission)
 
     async def abort(self, sequence: str, reason: str) -> None:
@@ -156,12 +171,14 @@ class EngineActor:
             await asyncio.sleep(REPORT_S)
 
     async def _wake_forever(self) -> None:
-        """Deadlines of tickets, and entrypoints that have gone away with their clients."""
+        """Deadlines of tickets, entrypoints that have gone away with their clients, a step that never ends."""
         parts = self._open_parts()
         while True:
+            if parts.steps.step_s > STEP_LIMIT_S:  # pings are answered by this loop, so nobody else can see it
+                raise TimeoutError(f"{self._group}: a step has run for {STEP_LIMIT_S:g} s")
             parts.wake()
-            for entrypoint in parts.outbox.silent(ENTRYPOINT_SILENT_S):
-                await self._abort_all(parts.sequences, entrypoint)
+            for entrypoint in parts.outbox.silent(self._entrypoint_silent_s):
+                self._tasks.spawn(self._abort_all(parts.sequences, entrypoint))  # waits for steps; this loop must not
             await asyncio.sleep(WAKE_S)
 
     async def _abort_all(self, sequences: Sequences, entrypoint: str) -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from shoal.cluster.core.messages import (
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.target_ledger import SOURCE_ABORTED, Ask
 from shoal.cluster.live.clock import monotonic_s, now_us
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.handoff_bytes import HandoffBytes
 from shoal.cluster.live.handoff_source import HandoffSource, SourcePorts
 from shoal.cluster.live.handoff_target import HandoffTarget, TargetPorts
@@ -40,9 +38,10 @@ from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.step_loop import StepLoop
 from shoal.cluster.live.store_ports import store_client
 from shoal.cluster.live.submission import Origin, Submission, TicketOffer
+from shoal.cluster.live.surroundings import Members, Surroundings
 from shoal.cluster.live.tasks import Tasks
-from shoal.cluster.live.transfer import NixlTransfer
 from shoal.cluster.transfer import Transfer
+from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
 from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokenEvent, TokenState
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.load import build_engine, implementations, load_model
@@ -53,13 +52,16 @@ log = logging.getLogger(__name__)
 
 BROKEN_EXIT = 71
 KNOWN_S = 2.0
+STEP_SLOW_S = 30.0
 
 
 class EngineParts:
     """One open engine. Owned by the actor's asyncio loop; the engine itself is touched only in the step loop."""
 
-    def __init__(self, spec: ClusterSpec, group: GroupRef, directory: Directory, built: "Built") -> None:
-        self._spec, self._group, self._directory = spec, group, directory
+    def __init__(
+        self, spec: ClusterSpec, group: GroupRef, directory: Members, built: "Built", end: Callable[[int], object]
+    ) -> None:
+        self._spec, self._group, self._directory, self._end = spec, group, directory, end
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
         self._seq = 0
@@ -68,7 +70,7 @@ class EngineParts:
         self.implementations = built.implementations
         self.outbox = Outbox()
         self.sequences = Sequences(group, self.outbox)
-        self.steps = StepLoop(built.engine, self._on_output)
+        self.steps = StepLoop(built.engine, self._on_output, end)
         self._transfer = built.transfer
         self.metadata = built.transfer.metadata() if built.transfer else b""
         self._layout = layout = HandoffBytes(
@@ -82,37 +84,37 @@ class EngineParts:
         if spec.cluster.store is not None:
             client, missing = store_client(spec, directory, group)
             self._saver = Saver(client, missing, self._on_saved)
-            self._loader = Loader(client, self.steps, self._grain_tokens)
+            self._loader = Loader(client, self.steps, self._grain_tokens, self._on_loaded)
 
     # ------------------------------------------------------------ requests
 
-    async def submit(self, submission: Submission) -> str:
+    async def submit(self, submission: Submission) -> Rejected | Refused | None:
         """Take a sequence: its ticket first, then the queue, then what it waits for."""
         request, origin = submission.request, submission.origin
         sequence = request.request_id
         if sequence in self.sequences:
-            return ""
+            return None
         if (offer := submission.offer) is not None:
             assert self.source is not None, f"{self._group} got a ticket but hands nothing off"
             if reason := self.source.accept(sequence, offer.ticket, offer.metadata):
-                return reason
+                return Refused(reason)
         self.sequences.expect(sequence, origin)
         self.sequences.begin(sequence, self._prefix(request, origin), request.hit_tokens)
         answer = await self.steps.call(lambda engine: engine.submit(request, now_us()))
         if isinstance(answer, Rejected):
+            self.sequences.forget(sequence)  # first, so that the answer is all the entrypoint hears of it
             if self.source is not None:
                 self.source.abort(sequence, answer.reason)
-            self.sequences.forget(sequence)
-            return answer.reason
+            return answer
         if sequence not in self.sequences:
-            return ""  # aborted while it was submitted
+            return None  # aborted, or ended, while it was submitted
         for image in submission.images:
             self._tasks.spawn(self._image_in(sequence, origin, image))
         if request.hit_tokens:
             self._tasks.spawn(self._load(request, origin))
         else:
             self.letter(origin, PrefillStarted(origin.attempt, self._group))
-        return ""
+        return None
 
     async def reserve(
         self, origin: Origin, sequence: str, source: GroupRef, tokens: int, deadline_us: int
@@ -129,8 +131,9 @@ class EngineParts:
         return TicketOffer(ticket, self.metadata)
 
     async def abort(self, sequence: str, reason: str) -> None:
-        """End a sequence wherever it is: hand-off, load, scheduler."""
+        """End a sequence wherever it is: hand-off, load, scheduler. Who asks for it need not be told."""
         request_id, attempt = split_engine_id(sequence)
+        self.sequences.forget(sequence)
         held = False  # by a hand-off, which frees the memory when no write can touch it any more
         if self.source is not None:
             self.source.abort(sequence, reason)
@@ -141,13 +144,12 @@ class EngineParts:
             self._loader.cancel(sequence)
         if not held:
             await self.steps.call(lambda engine: (engine.abort(sequence), engine.release(sequence)))
-        self.sequences.forget(sequence)
 
     async def _load(self, request: EngineRequest, origin: Origin) -> None:
         sequence = request.request_id
-        prefix = self.sequences.prefix(sequence)
+        if (prefix := self.sequences.prefix(sequence)) is None:
+            return  # aborted in the meantime
         assert self._loader is not None, "a hit was promised by a cluster without a store"
-        assert prefix is not None, f"{sequence} has no chain keys"
         try:
             loaded = await self._loader.load(sequence, prefix.keys, request.hit_tokens)
         except Exception as error:  # the request must not wait for a load that never ends
@@ -159,10 +161,12 @@ class EngineParts:
             self.letter(origin, FetchFailed(origin.attempt, self._group, loaded.reason))
             await self.abort(sequence, f"hit not loaded: {loaded.reason}")
             return
-        if self.source is not None:
-            self.source.blocks_ready(sequence, 0, loaded.target.blocks)
         sizes = (loaded.target.tokens, loaded.fetch_bytes, loaded.fetch_us, loaded.memory_bytes)
         self.letter(origin, PrefillStarted(origin.attempt, self._group, *sizes))
+
+    def _on_loaded(self, target: LoadTarget) -> None:
+        if self.source is not None:
+            self.source.blocks_ready(target.request_id, 0, target.blocks)
 
     async def _image_in(self, sequence: str, origin: Origin, image: Any) -> None:
         rows = await image_rows(image, origin, self._group)
@@ -187,6 +191,8 @@ class EngineParts:
         """Letters; after a quiet `wait_s`, and now and then among others, a word about each sequence still here."""
         number, letters = await self.outbox.poll(entrypoint, after, wait_s)
         if letters and monotonic_s() - self._known_s.get(entrypoint, 0.0) < KNOWN_S:
+            return number, letters
+        if self.steps.step_s > STEP_SLOW_S:  # it may never end: a request must not be told that all is well
             return number, letters
         self._known_s[entrypoint] = monotonic_s()
         origins = [self.sequences.origin(name) for name in self.sequences.of(entrypoint)]
@@ -229,7 +235,7 @@ class EngineParts:
             send=self._send,
             reserve=lambda sequence, tokens: self.steps.call(lambda e: e.reserve(sequence, tokens, now_us())),
             cancel=lambda reservation: self.steps.post(lambda e: e.cancel(reservation)),
-            admit=lambda reservation, state: self.steps.call(lambda e: e.admit(reservation, state, now_us())),
+            admit=self._admit,
             admitted=self._on_admitted,
             ended=self._ticket_ended,
         )
@@ -246,13 +252,20 @@ class EngineParts:
         self.steps.post(lambda engine: (engine.abort(sequence), engine.release(sequence)))
         self.sequences.forget(sequence)
 
+    async def _admit(
+        self, reservation: Reservation, state: TokenState, then: Callable[[Accepted | Rejected], None]
+    ) -> None:
+        sequence = state.request.request_id
+        if (origin := self.sequences.origin(sequence)) is not None:  # its first step may complete a grain
+            self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
+        await self.steps.call(lambda engine: engine.admit(reservation, state, now_us()), then)
+
     def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
         """The sequence is ours: say so, and repeat its outputs, so that nothing depends on the source's letters."""
         sequence = state.request.request_id
         if (origin := self.sequences.origin(sequence)) is None:  # aborted while it was admitted
             self.steps.post(lambda engine: engine.abort(sequence))
             return
-        self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
         moved = sum(kind.byte_count for kind in ticket.expected)
         self.letter(origin, Admitted(origin.attempt, self._group, moved, handoff_us))
         start = state.request.prompt_len
@@ -281,7 +294,15 @@ class EngineParts:
             log.critical(
                 "connection to %s broke and it lives on: this engine ends, to come back in a new epoch", target
             )
-            os._exit(BROKEN_EXIT)
+            self._end(BROKEN_EXIT)
+
+    def close(self) -> None:
+        """End tasks and threads, where no process ends with them; what is held is lost, as in a crash."""
+        self._tasks.cancel()
+        for part in (self.source, self.target, self._saver, self._loader, self._transfer):
+            if part is not None:
+                part.close()
+        self.steps.stop()
 
     def open_tickets(self) -> int:
         """Tickets of either side that have not ended."""
@@ -301,7 +322,7 @@ class EngineParts:
 
     # ------------------------------------------------------------ facts
 
-    async def report(self, directory: Directory) -> None:
+    async def report(self, directory: Members) -> None:
         """Send this engine's load to its balancer."""
         is_decode = role_of(self._group) == COMPLETION
         balancer = directory.only(DECODE_BALANCER if is_decode else PREFILL_BALANCER)
@@ -327,6 +348,7 @@ class EngineParts:
         try:
             await asyncio.wait_for(balancer.report.remote(report), timeout=1.0)
         except (RayError, TimeoutError):
+            self.sequences.give_back_fresh(known)
             log.debug("balancer did not take report %d", self._seq)
 
     def is_idle(self) -> bool:
@@ -347,22 +369,27 @@ class Built:
         self.engine, self.memory, self.transfer, self.implementations = engine, memory, transfer, ops
 
 
-async def build_parts(spec: ClusterSpec, group: GroupRef, directory: Directory) -> EngineParts:
+async def open_parts(spec: ClusterSpec, group: GroupRef, directory: Members, place: Surroundings) -> EngineParts:
     """Load and wire one engine; the heavy part runs in a thread, so that the actor still answers pings."""
-    built = await asyncio.get_running_loop().run_in_executor(None, _build, spec, group)
-    return EngineParts(spec, group, directory, built)
+    built = await asyncio.get_running_loop().run_in_executor(None, place.build, spec, group)
+    return EngineParts(spec, group, directory, built, place.end)
 
 
-def _build(spec: ClusterSpec, group: GroupRef) -> Built:
+def build(spec: ClusterSpec, group: GroupRef, transfer_of: Callable[[str], Transfer]) -> Built:
+    """A group's engine from the checkpoint; its memory is registered with the transfer of its agent name."""
     model = load_model(Path(spec.model_dir))
     saves = spec.cluster.store is not None
     engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=saves)
-    transfer: Transfer | None = None
-    if not spec.cluster.is_normal:
-        transfer = NixlTransfer(Group(group.name, group.epoch).agent)
-        for name, buffer in memory.buffers().items():
-            transfer.register(name, buffer)
+    transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
     return Built(engine, memory, transfer, implementations(model))
+
+
+def registered(transfer_of: Callable[[str], Transfer], group: GroupRef, memory: DeviceMemory) -> Transfer:
+    """A transfer under the group's agent name that peers may use to write into `memory`."""
+    transfer = transfer_of(Group(group.name, group.epoch).agent)
+    for name, buffer in memory.buffers().items():
+        transfer.register(name, buffer)
+    return transfer
 
 
 def _at(state: TokenState) -> EngineRequest:

@@ -22,7 +22,6 @@ from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.membership import View
 from shoal.cluster.core.timeline import RequestTimeline
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import (
     COMPLETION,
     DECODE_BALANCER,
@@ -36,6 +35,7 @@ from shoal.cluster.live.names import (
 )
 from shoal.cluster.live.request import RequestRun
 from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.surroundings import RAY, Surroundings
 from shoal.cluster.live.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,14 @@ LINGER_S = 5
 class EntrypointService:
     """A `ChatService` over the live cluster."""
 
-    def __init__(self, spec: ClusterSpec, name: str, eos_token_id: int) -> None:
+    def __init__(self, spec: ClusterSpec, name: str, eos_token_id: int, place: Surroundings = RAY) -> None:
         """`name` is this replica's own, in letters and outboxes; a new replica has a new one."""
         self.spec = spec
         self.name = name
         self._eos_token_id = eos_token_id
-        self.directory = Directory(spec.name, self._on_view)
-        self.tasks = Tasks()
+        self.put = place.put
+        self.directory = place.members(spec.name, self._on_view)
+        self.tasks = Tasks(place.end)
         self._runs: dict[str, RequestRun] = {}
         self._alive: frozenset[GroupRef] = frozenset()
         self._timelines: dict[str, RequestTimeline] = {}

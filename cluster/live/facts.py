@@ -21,6 +21,22 @@ def model_directory(path: str) -> Path:
     return ensure_toy() if path == "builtin:toy" else Path(path)
 
 
+def api_keys(file: str | None) -> tuple[str, ...]:
+    """The keys that clients may use, one a line; () if no file is named. ShoalError if it holds none.
+
+    No keys at all would admit everybody, which is not what somebody who names a file wants.
+    """
+    if file is None:
+        return ()
+    try:
+        keys = tuple(filter(None, map(str.strip, Path(file).read_text(encoding="utf-8").splitlines())))
+    except (OSError, ValueError) as error:
+        raise ShoalError(f"api.keys = {file} cannot be read: {error}; give a text file with one key a line") from error
+    if not keys:
+        raise ShoalError(f"api.keys = {file} holds no key; write one a line, or leave api.keys out to admit everybody")
+    return keys
+
+
 def served_name(path: str) -> str:
     """The model name clients use: `shoal-toy`, or the name of the checkpoint's directory."""
     return "shoal-toy" if path == "builtin:toy" else Path(path).resolve().name

@@ -34,6 +34,7 @@ from shoal.cluster.core.source_ledger import (
 from shoal.cluster.core.transfer_plan import Pieces
 from shoal.cluster.live.clock import monotonic_s, now_us
 from shoal.cluster.live.handoff_bytes import HandoffBytes, HandoffDigest
+from shoal.cluster.live.tasks import Tasks
 from shoal.cluster.transfer import Done, Lost, NotPosted, Pending, Transfer, WriteHandle
 from shoal.engines.run.output import PromptReady
 
@@ -74,7 +75,8 @@ class HandoffSource:
         self._checksum = checksum
         self._outgoing: dict[TicketId, _Outgoing] = {}
         self._by_sequence: dict[str, TicketId] = {}
-        self._tasks: dict[TicketId, asyncio.Task[None]] = {}
+        self._work_of: dict[TicketId, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="handoff")
 
     def accept(self, sequence: str, ticket: Ticket, metadata: bytes) -> str:
@@ -87,7 +89,7 @@ class HandoffSource:
             self._ports.transfer.add_peer(ticket.target.agent, metadata)
             self._outgoing[ticket.ticket_id] = out = _Outgoing(ticket, HandoffDigest(self._checksum))
             self._by_sequence[sequence] = ticket.ticket_id
-            self._tasks[ticket.ticket_id] = asyncio.get_running_loop().create_task(self._work(out))
+            self._work_of[ticket.ticket_id] = self._tasks.spawn(self._work(out))
         return ""
 
     def has(self, sequence: str) -> bool:
@@ -145,6 +147,11 @@ class HandoffSource:
     def open_tickets(self) -> int:
         """Tickets whose blocks are not released yet."""
         return len(self._ledger.tickets())
+
+    def close(self) -> None:
+        """Stop writing."""
+        self._tasks.cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _send_state(self, out: _Outgoing) -> None:
         assert out.state is not None
@@ -226,5 +233,5 @@ class HandoffSource:
     def _forget(self, ticket: Ticket) -> None:
         self._outgoing.pop(ticket.ticket_id, None)
         self._by_sequence = {s: t for s, t in self._by_sequence.items() if t != ticket.ticket_id}
-        if (task := self._tasks.pop(ticket.ticket_id, None)) is not None and task is not asyncio.current_task():
+        if (task := self._work_of.pop(ticket.ticket_id, None)) is not None and task is not asyncio.current_task():
             task.cancel()

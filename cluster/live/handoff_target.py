@@ -5,10 +5,9 @@ Owned by the engine's asyncio loop; checksums run in one worker thread, memory c
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from shoal.cluster.core.handoff import (
     Ended,
@@ -26,6 +25,7 @@ from shoal.cluster.core.names import engine_id
 from shoal.cluster.core.target_ledger import Admit, Ask, FreeReservation, TargetEffect, TargetLedger, Verify
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.handoff_bytes import HandoffBytes, digest_of
+from shoal.cluster.live.tasks import Tasks
 from shoal.cluster.transfer import Transfer
 from shoal.engines.core.plan import Accepted, Reservation
 from shoal.engines.core.request import NoRoom, Rejected, TokenState
@@ -41,15 +41,17 @@ RESEND_US = 1_000_000
 class TargetPorts:
     """What the target side asks of its engine.
 
-    `reserve`, `cancel` and `admit` run in the step loop. `admitted(ticket, state, handoff_us)` and `ended` tell the
-    request's entrypoint; `handoff_us` is how long the sequence waited after its prompt was done.
+    `reserve`, `cancel` and `admit` run in the step loop; `admit` gives its answer to a callable, before the output of
+    the sequence's first step. `admitted(ticket, state, handoff_us)` and `ended` tell the request's entrypoint;
+    `handoff_us` is how long the sequence waited after its prompt was done. A ticket that ends after its sequence was
+    admitted is nobody's business any more: `ended` is not called for it.
     """
 
     transfer: Transfer
     send: Callable[[Group, object], None]
     reserve: Callable[[str, int], Awaitable[Reservation | NoRoom | Rejected]]
     cancel: Callable[[Reservation], None]
-    admit: Callable[[Reservation, TokenState], Awaitable[Accepted | Rejected]]
+    admit: Callable[[Reservation, TokenState, Callable[[Accepted | Rejected], None]], Awaitable[None]]
     admitted: Callable[[Ticket, TokenState, int], None]
     ended: Callable[[Ended], None]
 
@@ -66,7 +68,7 @@ class HandoffTarget:
         self._opening: dict[tuple[str, int], bool] = {}  # attempts being reserved: whether aborted meanwhile
         self._state_us: dict[TicketId, int] = {}
         self._admitted: set[TicketId] = set()  # the scheduler's: how their tickets end is the source's business alone
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
 
     async def reserve(self, ask: Ask, sequence: str, tokens: int) -> Ticket | NoRoom | Rejected | Refused:
@@ -94,7 +96,7 @@ class HandoffTarget:
 
     def receive(self, message: ToTarget) -> None:
         """A message of a source."""
-        if isinstance(message, StateArrived):
+        if isinstance(message, StateArrived) and message.ticket_id in self._reservations:  # it may be repeated
             self._state_us.setdefault(message.ticket_id, now_us())
         self._perform(self._ledger.receive(message, now_us()))
 
@@ -133,6 +135,11 @@ class HandoffTarget:
         """Open and quarantined tickets."""
         return len(self._ledger.tickets())
 
+    def close(self) -> None:
+        """Stop verifying and admitting."""
+        self._tasks.cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
     async def poll_forever(self) -> None:
         """Take notifications as they arrive."""
         while True:
@@ -150,10 +157,10 @@ class HandoffTarget:
                 case Send(to, message):
                     self._ports.send(to, message)
                 case Verify(ticket):
-                    self._spawn(self._verify(ticket))
+                    self._tasks.spawn(self._verify(ticket))
                 case Admit(ticket, state):
                     self._admitted.add(ticket.ticket_id)
-                    self._spawn(self._admit(ticket, state))
+                    self._tasks.spawn(self._admit(ticket, state))
                 case FreeReservation(ticket):
                     self._state_us.pop(ticket.ticket_id, None)
                     if (reservation := self._reservations.pop(ticket.ticket_id, None)) is not None:
@@ -179,19 +186,17 @@ class HandoffTarget:
 
     async def _admit(self, ticket: Ticket, state: TokenState) -> None:
         reservation = self._reservations.pop(ticket.ticket_id)
-        try:
-            answer = await self._ports.admit(reservation, state)
-        except ValueError as error:  # a state of another request: what the source says is not trusted
-            answer = Rejected(reservation.request_id, str(error))
-        waited_us = now_us() - self._state_us.pop(ticket.ticket_id, now_us())
-        if isinstance(answer, Rejected):
-            log.error("%s verified but not admitted: %s", ticket.ticket_id, answer.reason)
-            self._ports.cancel(reservation)
-            self._ports.ended(Ended(ticket, TicketState.ABORTED, f"not admitted: {answer.reason}"))
-            return
-        self._ports.admitted(ticket, state, waited_us)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        def then(answer: Accepted | Rejected) -> None:
+            waited_us = now_us() - self._state_us.pop(ticket.ticket_id, now_us())
+            if isinstance(answer, Rejected):
+                log.warning("%s verified but not admitted: %s", ticket.ticket_id, answer.reason)
+                self._ports.cancel(reservation)
+                self._ports.ended(Ended(ticket, TicketState.ABORTED, f"not admitted: {answer.reason}"))
+            else:
+                self._ports.admitted(ticket, state, waited_us)
+
+        try:
+            await self._ports.admit(reservation, state, then)
+        except ValueError as error:  # a state of another request: what the source says is not trusted
+            then(Rejected(reservation.request_id, str(error)))

@@ -5,7 +5,7 @@ The fetch runs while other requests compute. What lands short or late is reporte
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
@@ -43,10 +43,14 @@ class NotLoaded:
 class Loader:
     """Hits of one engine on their way in."""
 
-    def __init__(self, client: StoreClient, steps: StepLoop, grain_tokens: int) -> None:
+    def __init__(
+        self, client: StoreClient, steps: StepLoop, grain_tokens: int, on_loaded: Callable[[LoadTarget], None]
+    ) -> None:
+        """`on_loaded` is called before the output of any step that computes behind the hit."""
         self._client = client
         self._steps = steps
         self._grain_tokens = grain_tokens
+        self._on_loaded = on_loaded
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="fetch")
         self._cancelled: dict[str, Event] = {}
 
@@ -54,6 +58,16 @@ class Loader:
         """Stop fetching for a sequence that has ended."""
         if (event := self._cancelled.get(sequence)) is not None:
             event.set()
+
+    def close(self) -> None:
+        """Stop every fetch."""
+        for event in self._cancelled.values():
+            event.set()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _tell(self, target: LoadTarget | NoRoom | Rejected) -> None:
+        if isinstance(target, LoadTarget):
+            self._on_loaded(target)
 
     async def load(self, sequence: str, keys: Sequence[bytes], hit_tokens: int) -> Loaded | NotLoaded:
         """Fetch the first `hit_tokens` tokens' grains and their anchor and swap them in."""
@@ -69,7 +83,7 @@ class Loader:
             fetch_us = now_us() - started_us
             payloads, anchor = [bytes(g) for g in fetched.grains], bytes(fetched.anchor)
             while not cancelled.is_set():
-                target = await self._steps.call(lambda engine: engine.load_hit(sequence, payloads, anchor))
+                target = await self._steps.call(lambda engine: engine.load_hit(sequence, payloads, anchor), self._tell)
                 match target:
                     case LoadTarget():
                         size = sum(map(len, payloads)) + len(anchor)

@@ -12,14 +12,18 @@ from shoal.cluster.errors import ShoalError
 from shoal.cluster.live.facts import model_directory
 from shoal.engines.core.request import FinishEvent, SamplingParams, TokenEvent
 from shoal.engines.model.config import ModelConfig
+from shoal.engines.model.errors import ConfigError, WeightsError
 from shoal.engines.run.generate import generate
 
 
 def generate_text(model: str, text: str, max_tokens: int, temperature: float, seed: int | None) -> Iterator[str]:
     """Pieces of the answer as they are computed. Raises ShoalError for a prompt or checkpoint that cannot be used."""
     directory = Path(model_directory(model))
-    limit = ModelConfig.from_dir(directory).text.max_position_embeddings
-    codec = ChatCodec.from_file(directory)
+    try:
+        limit = ModelConfig.from_dir(directory).text.max_position_embeddings
+        codec = ChatCodec.from_file(directory)
+    except (ConfigError, WeightsError, OSError) as error:
+        raise ShoalError(f"{directory}: {error}") from error
     body = ChatBody(model=model, messages=[{"role": "user", "content": text}], max_tokens=max_tokens)
     try:
         prompt = codec.encode(body, ApiSettings(context_tokens=limit, thinking_default=False))

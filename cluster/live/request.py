@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray.exceptions import RayError, RayTaskError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
@@ -132,7 +131,8 @@ class RequestRun:
         except RayTaskError as error:
             event = m.CallFailed(ask, str(error.cause)[:500])
         except (RayError, LookupError) as error:
-            event = m.CallFailed(ask, f"{type(error).__name__}: {error}"[:500])
+            what = str(error).partition("\n")[0]  # Ray goes on with a page about the actor
+            event = m.CallFailed(ask, f"{type(error).__name__}: {what}"[:500], is_lost=True)
         except Exception as error:  # our own mistake must not leave the machine waiting for its deadline
             log.exception("call %d of %s failed", ask, self._chat.request_id)
             event = m.CallFailed(ask, f"internal: {type(error).__name__}")
@@ -165,7 +165,7 @@ class RequestRun:
         span = self._chat.spans[effect.image_index]
         handle = self._member(effect.group)
         # Not on the loop: while the object store is full, `put` waits until something has been spilled.
-        canvas = await asyncio.to_thread(ray.put, self._canvases[span.digest])
+        canvas = await asyncio.to_thread(self._service.put, self._canvases[span.digest])
         [rows] = await handle.encode.remote(effect.sequence, span.digest, _patches(span.length), canvas)
         return m.Encoded(effect.ask, m.Embedding(effect.image_index, span.digest, effect.group, rows))
 
@@ -187,9 +187,11 @@ class RequestRun:
         offer = effect.ticket if isinstance(effect.ticket, TicketOffer) else None
         images = tuple(ImageRef(e.digest, e.image_index, e.rows) for e in effect.embeddings)
         sequence = effect.request.request_id
-        reason = await handle.submit.remote(Submission(effect.request, self._origin(sequence), offer, images))
-        if reason:
-            return m.SubmitRejected(effect.ask, Rejected(sequence, reason))
+        answer = await handle.submit.remote(Submission(effect.request, self._origin(sequence), offer, images))
+        if isinstance(answer, Rejected):
+            return m.SubmitRejected(effect.ask, answer)
+        if isinstance(answer, Refused):
+            return m.CallFailed(effect.ask, answer.reason)
         return m.Submitted(effect.ask)
 
     def _origin(self, sequence: str) -> Origin:

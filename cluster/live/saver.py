@@ -19,7 +19,7 @@ from shoal.kvstore.core.records import Kind, Refused, StoredObject
 
 log = logging.getLogger(__name__)
 
-QUEUE_OBJECTS_MAX = 512
+QUEUE_BYTES_MAX = 256 << 20  # copies in host memory: about 2,300 grains of the published model
 IDLE_S = 0.05
 
 
@@ -45,27 +45,36 @@ class Saver:
         self._client = client
         self._missing = missing
         self._on_saved = on_saved
-        self._queue: queue.Queue[Sequence[ToSave]] = queue.Queue(QUEUE_OBJECTS_MAX)
+        self._queue: queue.SimpleQueue[Sequence[ToSave]] = queue.SimpleQueue()
         self._owners: dict[tuple[Kind, bytes], Origin] = {}
-        self._pending = 0
+        self._bytes_lock = threading.Lock()
+        self._bytes = 0  # taken and not yet given to the client
         self.dropped = 0
         self.failed = 0
+        self._is_closed = False
         threading.Thread(target=self._run, name="saver", daemon=True).start()
 
     def save(self, objects: Sequence[ToSave]) -> None:
         """Take objects of one step, or drop and count them when the queue is full."""
-        try:
-            self._queue.put_nowait(objects)
-        except queue.Full:
-            self.dropped += len(objects)
+        size = _bytes_of(objects)
+        with self._bytes_lock:
+            if self._bytes + size > QUEUE_BYTES_MAX:
+                self.dropped += len(objects)
+                return
+            self._bytes += size
+        self._queue.put(objects)
+
+    def close(self) -> None:
+        """Stop saving; what is queued is lost."""
+        self._is_closed = True
 
     @property
     def is_idle(self) -> bool:
         """Whether everything taken has been written (or given up)."""
-        return self._queue.empty() and not self._owners
+        return not self._bytes and not self._owners
 
     def _run(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 batch = list(self._queue.get(timeout=IDLE_S))
             except queue.Empty:
@@ -77,6 +86,9 @@ class Saver:
             except Exception:  # a failed save loses a cache entry; the thread must go on
                 log.exception("saving failed")
                 self._owners.clear()
+            finally:
+                with self._bytes_lock:
+                    self._bytes -= _bytes_of(batch)
 
     def _put(self, batch: list[ToSave]) -> None:
         keys = tuple(dict.fromkeys(item.stored.key for item in batch if item.stored.kind is Kind.GRAIN))
@@ -107,3 +119,7 @@ class Saver:
                     counts.setdefault(origin, [0, 0])[entry.kind is Kind.ANCHOR] += 1
         for origin, (grains, anchors) in counts.items():
             self._on_saved(origin, grains, anchors)
+
+
+def _bytes_of(objects: Sequence[ToSave]) -> int:
+    return sum(memoryview(item.stored.payload).nbytes for item in objects)

@@ -67,6 +67,10 @@ class Sequences:
         fresh, self._fresh = tuple(self._fresh), []
         return fresh
 
+    def give_back_fresh(self, names: tuple[str, ...]) -> None:
+        """The balancer did not hear of these: they are taken again with the next call."""
+        self._fresh += names
+
     def objects(self, output: StepOutput) -> list[ToSave]:
         """What a step's copies become in the store, grains before anchors."""
         objects = []

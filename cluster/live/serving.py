@@ -1,11 +1,13 @@
 """The HTTP side on Ray Serve: each replica is one entrypoint, built where it runs."""
 
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import ray
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from ray import serve
@@ -13,12 +15,16 @@ from shoal.cluster.api.app import check_key, create_app
 from shoal.cluster.api.codec import ChatCodec
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.live.entrypoint import EntrypointService
+from shoal.cluster.live.facts import api_keys
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.pixels import ModelPixels
 from shoal.cluster.live.spec import ClusterSpec
 
 REQUESTS_MAX = 4096  # streams open at once in one replica; the balancers refuse long before
 SHUTDOWN_S = 5.0
+# Behind HAProxy a replica that is told to go stays reachable for 30 s by default. HAProxy tries refused connections
+# again elsewhere, so one second (to take the replica out of its list) loses no request.
+SHORT_DRAIN = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
 
 
 def build_app(spec: ClusterSpec) -> FastAPI:
@@ -38,9 +44,11 @@ def build_app(spec: ClusterSpec) -> FastAPI:
 def deploy(spec: ClusterSpec) -> None:
     """Start Serve on the manifest's address and run the entrypoints; returns when they are healthy."""
     api = spec.cluster.api
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
         http_options={"host": api.host, "port": api.port, "keep_alive_timeout_s": 60},
         logging_config={"log_level": "WARNING", "enable_access_log": False},
+        controller_options={"runtime_env": {"env_vars": SHORT_DRAIN}},
     )
 
     def build() -> FastAPI:
@@ -51,7 +59,7 @@ def deploy(spec: ClusterSpec) -> None:
         name="entrypoint",
         num_replicas=spec.cluster.entrypoints,
         max_ongoing_requests=REQUESTS_MAX,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": _with_short_drain()},
         graceful_shutdown_timeout_s=SHUTDOWN_S,
         health_check_period_s=1,
         health_check_timeout_s=10,
@@ -60,17 +68,19 @@ def deploy(spec: ClusterSpec) -> None:
     serve.run(entrypoint.bind(), name=spec.name, route_prefix="/")
 
 
+def _with_short_drain() -> dict[str, Any]:
+    """This driver's runtime environment (its working directory, its variables) with the short drain added."""
+    found = dict(ray.get_runtime_context().runtime_env)
+    return found | {"env_vars": {**found.get("env_vars", {}), **SHORT_DRAIN}}
+
+
 def _settings(spec: ClusterSpec) -> ApiSettings:
     cluster = spec.cluster
-    keys: tuple[str, ...] = ()
-    if cluster.api.keys_file:
-        lines = Path(cluster.api.keys_file).read_text(encoding="utf-8").splitlines()
-        keys = tuple(line.strip() for line in lines if line.strip())
     return ApiSettings(
         context_tokens=cluster.max_model_len,
         thinking_default=False,
         request_timeout_s=cluster.policy.deadline_us / 1e6,
-        api_keys=keys,
+        api_keys=api_keys(cluster.api.keys_file),
     )
 
 

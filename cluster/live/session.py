@@ -29,6 +29,9 @@ NAMESPACE = "shoal"
 SAME_BIRTH_S = 5.0  # creation times are derived from the clock, which may have been set since
 SESSION_MARK = "SHOAL_SESSION_MARK"  # in the environment of every process of an own Ray, whoever its parent became
 START_DEADLINE_S = 60.0
+CONNECT_DEADLINE_S = 5.0
+# What of a checkout no worker imports. Ray refuses a working directory above 250 MB.
+NOT_SENT = ["/.venv", "/.git", "/.typing", "/tests", "/build", "/dist", "/run", "__pycache__", "*.egg-info", "*.log"]
 STOP_DEADLINE_S = 4.0  # what Ray itself needs when nothing runs is below 2 s; the rest is killed
 # Ray's defaults notice a lost node after 13 s or more; these after about 2 s (measured on two cores).
 HEALTH_CHECKS = {
@@ -97,11 +100,22 @@ def sessions() -> list[Session]:
         except msgspec.DecodeError:
             path.unlink(missing_ok=True)
             continue
-        if session.pid and _head(session) is None:
+        if not is_running(session):
             path.unlink(missing_ok=True)
             continue
         found.append(session)
     return found
+
+
+def is_running(session: Session) -> bool:
+    """Whether an own Ray's process is there; of somebody else's Ray it is taken for granted."""
+    if not session.pid:
+        return True
+    try:
+        head = _head(session)
+        return head is not None and head.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def find(name: str | None) -> Session:
@@ -188,7 +202,7 @@ def start_ray(name: str, object_store_bytes: int, on_wait: Callable[[], None] = 
             f"--system-config={json.dumps(HEALTH_CHECKS)}",
         ],
         stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-        env=os.environ | {SESSION_MARK: mark},
+        env=os.environ | {SESSION_MARK: mark, "RAY_TMPDIR": str(_ray_dir())},
     )  # fmt: skip
     born_s = psutil.Process(process.pid).create_time()
     session = Session(name=name, address=address, token=token, pid=process.pid, mark=mark, born_s=born_s)
@@ -211,11 +225,21 @@ def _wait_for_ray(
         if _port_open(address):
             try:
                 return connect(session)
-            except ConnectionError as error:
+            except SessionError:
                 if monotonic_s() > deadline:
-                    raise SessionError(f"ray at {address} did not answer in {START_DEADLINE_S:.0f} s") from error
+                    raise
         elif monotonic_s() > deadline:
             raise SessionError(f"ray did not listen on {address} in {START_DEADLINE_S:.0f} s; see {log_name}")
+
+
+def _ray_dir() -> Path:
+    """Where own Rays keep their sessions and logs.
+
+    Not Ray's /tmp/ray: the newest Ray there is the one that any other Ray's jobs on this machine are sent to.
+    """
+    path = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def _use_token(token: str) -> None:
@@ -225,33 +249,81 @@ def _use_token(token: str) -> None:
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
 
 
-def _port_open(address: str) -> bool:
+def is_listening(host: str, port: int) -> bool:
     """Whether somebody listens; waits at most 0.2 s."""
-    host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         probe.settimeout(0.2)
-        if probe.connect_ex((host, int(port))) == 0:
-            return True
+        try:
+            return probe.connect_ex((host, port)) == 0
+        except OSError as error:
+            raise SessionError(f"{host} is not a host name that can be resolved: {error}") from error
+
+
+def _port_open(address: str) -> bool:
+    """Whether somebody listens on host:port; waits a little if nobody does."""
+    host, _, port = address.rpartition(":")
+    if is_listening(host, int(port)):
+        return True
     sleep_s(0.1)
     return False
 
 
-def connect(session: Session, *, working_dir: str | None = None) -> None:
-    """Connect this process to a session's Ray; a second call is a no-op."""
+def connect(session: Session, *, working_dir: Path | None = None) -> None:
+    """Connect this process to a session's Ray, sending `working_dir` to its workers; a second call is a no-op.
+
+    SessionError if nobody listens there, the token is refused, or the folder cannot be sent.
+    """
     if session.token:
         _use_token(session.token)
     import ray
+    from ray.exceptions import RayError
 
     if ray.is_initialized():
         return
-    runtime_env = {"working_dir": working_dir, "excludes": [".venv", ".git", "tests"]} if working_dir else None
-    ray.init(
-        address=session.address,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env=runtime_env,
-    )
+    await_port(session.address)
+    try:
+        ray.init(
+            address=session.address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"working_dir": str(working_dir), "excludes": NOT_SENT} if working_dir else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise SessionError(
+            f"Ray at {session.address} cannot be used: {reason}; its token belongs in RAY_AUTH_TOKEN"
+        ) from error
+
+
+def await_port(address: str) -> None:
+    """Wait until somebody listens on host:port or scheme://host:port; SessionError after a deadline.
+
+    `ray.init` itself waits for more than ten minutes for an address where nobody listens. Words that Ray resolves by
+    itself ("auto") are left to it.
+    """
+    where = address.rpartition("://")[2]
+    host, _, port = where.rpartition(":")
+    if not host or not port.isdecimal():
+        if where in ("auto", "local"):
+            return
+        raise SessionError(f"--address = {address} must be host:port or ray://host:port")
+    deadline_s = monotonic_s() + CONNECT_DEADLINE_S
+    while not _port_open(where):
+        if monotonic_s() > deadline_s:
+            raise SessionError(f"no Ray answers at {address}; `ray start --head` starts one")
+
+
+def sent_checkout() -> Path | None:
+    """The checkout to send to a Ray that lacks Shoal; None where it is installed, or where a job has brought it."""
+    root = checkout_root()
+    is_checkout = (root / "pyproject.toml").is_file() and (root / "cluster" / "cli.py").is_file()
+    return root if is_checkout and not in_job() else None
+
+
+def in_job() -> bool:
+    """Whether this process is the entrypoint of a Ray job, which runs in the working directory it was sent with."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
 def stop_ray(session: Session) -> None:

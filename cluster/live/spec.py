@@ -25,13 +25,17 @@ HEADER_BYTES = 1 << 16  # of each weight file, hashed into the revision: tensor 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """One cluster to run. `revision` names the weights in store keys; `run_dir` holds the store's devices and logs."""
+    """One cluster to run. `revision` names the weights in store keys; `run_dir` holds the store's devices and logs.
+
+    `owns_serve`: this cluster started Ray Serve, so Serve goes with it.
+    """
 
     cluster: ResolvedCluster
     model_dir: str
     revision: str
     run_dir: str
     created_us: int
+    owns_serve: bool = True
 
     @property
     def name(self) -> str:

@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from shoal.cluster.live.clock import now_us
+from shoal.cluster.live.clock import monotonic_s, now_us
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.output import StepOutput
 
@@ -26,20 +25,26 @@ class StepLoop:
     broken an invariant: memory can no longer be trusted, so the process ends and the cluster re-routes its requests.
     """
 
-    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None]) -> None:
+    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None], end: Callable[[int], object]) -> None:
         self._engine = engine
         self._on_output = on_output
+        self._end = end
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
+        self._step_began_s = 0.0  # 0 between steps
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
 
     def start(self) -> None:
         """Begin stepping."""
         self._thread.start()
 
-    async def call(self, work: Callable[[Engine], T]) -> T:
-        """Run `work` on the engine between two steps and return its result; its exceptions come back here."""
+    async def call(self, work: Callable[[Engine], T], then: Callable[[T], object] | None = None) -> T:
+        """Run `work` on the engine between two steps and return its result; its exceptions come back here.
+
+        `then` is called with the result on the asyncio loop, before the output of any later step: the caller itself
+        goes on some turns of the loop afterwards, when such an output may have been told already.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
 
         def run() -> None:
@@ -48,7 +53,7 @@ class StepLoop:
             except Exception as error:  # handed to the caller, who knows what it means
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
-                self._loop.call_soon_threadsafe(_succeed, future, result)
+                self._loop.call_soon_threadsafe(_succeed, future, result, then)
 
         self._calls.put(run)
         return await future
@@ -56,6 +61,12 @@ class StepLoop:
     def post(self, work: Callable[[Engine], Any]) -> None:
         """Run `work` on the engine between two steps; a failure there is a broken invariant."""
         self._calls.put(lambda: work(self._engine))
+
+    @property
+    def step_s(self) -> float:
+        """How long the step that runs now has run; 0 between steps."""
+        began_s = self._step_began_s
+        return monotonic_s() - began_s if began_s else 0.0
 
     def stop(self) -> None:
         """End the thread after the current step."""
@@ -69,17 +80,25 @@ class StepLoop:
                 self._serve_calls(block=not self._engine.has_work)
                 if not self._engine.has_work:
                     continue
+                self._step_began_s = monotonic_s()
                 output = self._engine.step(now_us())
+                self._step_began_s = 0.0
                 if output:
                     self._loop.call_soon_threadsafe(self._deliver, output)
         except BaseException:
-            _end_process()
+            self._end_broken()
 
     def _deliver(self, output: StepOutput) -> None:
         try:
             self._on_output(output)
         except Exception:  # tokens, chunks and endings of every sequence in this step would be lost
-            _end_process()
+            self._end_broken()
+
+    def _end_broken(self) -> None:
+        """An invariant is broken: the process ends, in the handler of the exception that shows it."""
+        log.critical("step loop broke; this engine ends", exc_info=True)
+        logging.shutdown()
+        self._end(BROKEN_EXIT)
 
     def _serve_calls(self, block: bool) -> None:
         try:
@@ -90,14 +109,9 @@ class StepLoop:
             return
 
 
-def _end_process() -> None:
-    """An invariant is broken: the process ends, in the handler of the exception that shows it."""
-    log.critical("step loop broke; this engine ends", exc_info=True)
-    logging.shutdown()
-    os._exit(BROKEN_EXIT)
-
-
-def _succeed(future: asyncio.Future[T], result: T) -> None:
+def _succeed(future: asyncio.Future[T], result: T, then: Callable[[T], object] | None) -> None:
+    if then is not None:
+        then(result)
     if not future.done():
         future.set_result(result)
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.logs import begin_logging
 from shoal.cluster.live.names import NODE
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.store_ports import store_nodes
+from shoal.cluster.live.surroundings import RAY, Surroundings
 from shoal.cluster.live.tasks import Tasks
 from shoal.kvstore.core.records import Erased, IndexUsage, Located, Location, Match, Refused, StripeRecord, TrafficClass
 from shoal.kvstore.core.stripe import Bytes
@@ -63,6 +63,10 @@ class StoreNodeActor:
     async def drain(self) -> None:
         """Nothing is in memory only: fragments are on disk when their append has been answered."""
 
+    def close(self) -> None:
+        """End everything this life runs, where no process ends with it."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
     async def append(self, device: str, head: bytes, payload: Bytes) -> Reply[Location | Refused]:
         """Write one fragment; `payload` is uint8 [shard bytes]."""
         return await self._run(lambda: self._opened().append(device, head, payload.data))
@@ -94,11 +98,11 @@ class StoreNodeActor:
 class IndexActor:
     """The store's index. It keeps nothing: a new life reads every fragment head and goes on."""
 
-    def __init__(self, spec: ClusterSpec, group: GroupRef) -> None:
+    def __init__(self, spec: ClusterSpec, group: GroupRef, place: Surroundings = RAY) -> None:
         begin_logging(str(group))
         self._spec, self._group = spec, group
         self._config = spec.store_config()
-        self._directory = Directory(spec.name, self._on_view)
+        self._directory = place.members(spec.name, self._on_view)
         self._nodes = store_nodes(spec, self._directory)
         self._service: IndexService | None = None
         self._tasks = Tasks()
@@ -147,6 +151,11 @@ class IndexActor:
 
     async def drain(self) -> None:
         """A new life rebuilds everything: there is nothing to wait for."""
+
+    def close(self) -> None:
+        """End everything this life runs, where no process ends with it."""
+        self._tasks.cancel()
+        self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def match(self, keys: tuple[bytes, ...], limit_tokens: int, traffic: str) -> Match:
         """Longest stored prefix and its largest anchor at or below `limit_tokens`."""

@@ -12,10 +12,10 @@ import numpy as np
 from ray.exceptions import RayError
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.directory import Directory
 from shoal.cluster.live.names import COMPLETION, INDEX, NODE, role_of
 from shoal.cluster.live.saver import MissingPort
 from shoal.cluster.live.spec import ClusterSpec
+from shoal.cluster.live.surroundings import Members
 from shoal.kvstore.client import StoreClient
 from shoal.kvstore.core.records import Erased, Located, Location, Refused, StripeRecord
 from shoal.kvstore.io.checksums import checksums
@@ -41,7 +41,7 @@ def _call(handle: Any | None, method: str, *args: Any) -> Future[Any]:
 class RayNode:
     """One storage node by the number in its member name; each call finds its current life."""
 
-    def __init__(self, directory: Directory, name: str) -> None:
+    def __init__(self, directory: Members, name: str) -> None:
         self._directory = directory
         self._name = name
 
@@ -75,7 +75,7 @@ class RayNode:
 class RayNodes(Mapping[str, NodePort]):
     """All storage nodes of a cluster by member name, whether they live now or not."""
 
-    def __init__(self, directory: Directory, names: tuple[str, ...]) -> None:
+    def __init__(self, directory: Members, names: tuple[str, ...]) -> None:
         self._nodes = {name: RayNode(directory, name) for name in names}
 
     def __getitem__(self, name: str) -> RayNode:
@@ -95,7 +95,7 @@ class RayNodes(Mapping[str, NodePort]):
 class RayIndex:
     """The store's index, whichever life it is in."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Members) -> None:
         self._directory = directory
 
     def locate(self, keys: tuple[bytes, ...], owner: str) -> Future[Located]:
@@ -119,7 +119,7 @@ class RayIndex:
         return _call(self._directory.only(INDEX), "missing", keys)
 
 
-def store_client(spec: ClusterSpec, directory: Directory, group: GroupRef) -> tuple[StoreClient, MissingPort]:
+def store_client(spec: ClusterSpec, directory: Members, group: GroupRef) -> tuple[StoreClient, MissingPort]:
     """A client of this engine group over this cluster's store, and the question which grains it lacks.
 
     The host cache lies in the group's own process. A COMPLETION group only saves, so it has none.
@@ -141,6 +141,6 @@ def store_client(spec: ClusterSpec, directory: Directory, group: GroupRef) -> tu
     return client, missing
 
 
-def store_nodes(spec: ClusterSpec, directory: Directory) -> RayNodes:
+def store_nodes(spec: ClusterSpec, directory: Members) -> RayNodes:
     """All nodes of this cluster's store."""
     return RayNodes(directory, tuple(dict.fromkeys(device.node for device in spec.store_config().devices)))

@@ -4,6 +4,8 @@ from shoal.engines.model.config import ModelConfig, TextConfig, VisionConfig
 from shoal.engines.model.errors import ConfigError
 
 RATIOS = (0, 1, 2)
+NO_CANDIDATES = -1
+"""`candidate_source_layer_id` where every index source chooses among all entries (published model.py: below 0)."""
 POSITIVE_TEXT = (
     "vocab_size", "hidden_size", "moe_intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
     "qk_rope_head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "swiglu_limit", "rms_norm_eps",
@@ -92,7 +94,12 @@ def _check_layer_map(config: ModelConfig) -> None:
         if ratios[layer]:
             _check_layer_source(config, layer)
     source = text.candidate_source_layer_id
-    _require(source in text.kv_source_layer_ids, "text_config.candidate_source_layer_id", source, "must be a KV source")
+    _require(
+        source == NO_CANDIDATES or source in text.kv_source_layer_ids,
+        "text_config.candidate_source_layer_id",
+        source,
+        f"must be a KV source, or {NO_CANDIDATES}: no candidates",
+    )
     keys = text.index_k_source_layer_ids
     _require(
         keys is None or keys == text.kv_source_layer_ids,

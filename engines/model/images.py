@@ -57,19 +57,25 @@ class ImageLayout:
 
 
 def layout(width: int, height: int, vision: VisionConfig) -> ImageLayout:
-    """The layout of a `width` x `height` picture; raises ImageError for an empty one."""
+    """The layout of a `width` x `height` picture; raises ImageError for an empty one, or one that cannot fit."""
     if width < 1 or height < 1:
         raise ImageError(f"image is {width}x{height} pixels: both sides must be at least 1; send a real picture")
-    stretch = vision.max_wh_ratio is not None and width > height * vision.max_wh_ratio
-    if vision.max_wh_ratio is not None and stretch:
-        width = max(1, int(height * vision.max_wh_ratio))
-    if width * height < vision.min_pixels:
-        grow = math.sqrt(vision.min_pixels / (width * height))
-        width, height = int(width * grow), int(height * grow)
+    stretch = vision.max_wh_ratio is not None and width >= height * vision.max_wh_ratio
+    # The allowed width need not be whole; it is rounded up to patches like any other.
+    wide = max(1.0, height * vision.max_wh_ratio) if vision.max_wh_ratio is not None and stretch else float(width)
+    high = float(height)
+    if wide * high < vision.min_pixels:
+        grow = math.sqrt(vision.min_pixels / (wide * high))
+        wide, high = float(int(wide * grow)), float(int(high * grow))
     patch, cell = vision.patch_size, vision.patch_size * vision.downsample_ratio
-    box_width, box_height = math.ceil(width / patch) * patch, math.ceil(height / patch) * patch
+    box_width, box_height = math.ceil(wide / patch) * patch, math.ceil(high / patch) * patch
     if _tokens(box_width, box_height, cell) > vision.max_image_tokens:
-        box_width, box_height = _shrunk(width, height, vision)
+        box_width, box_height = _shrunk(wide, high, vision)
+    if min(box_width, box_height) < patch or _tokens(box_width, box_height, cell) > vision.max_image_tokens:
+        raise ImageError(
+            f"image is {width}x{height} pixels: within max_image_tokens = {vision.max_image_tokens} no row of patches "
+            "is left of it; send a picture of less extreme shape"
+        )
     vit_columns, vit_rows = box_width // patch, box_height // patch
     ratio = vision.downsample_ratio
     return ImageLayout(vit_rows, vit_columns, -(-vit_rows // ratio), -(-vit_columns // ratio), patch, stretch)
@@ -79,7 +85,7 @@ def _tokens(box_width: int, box_height: int, cell: int) -> int:
     return -(-box_height // cell) * (-(-box_width // cell) + 1) + 2
 
 
-def _shrunk(width: int, height: int, vision: VisionConfig) -> tuple[int, int]:
+def _shrunk(width: float, height: float, vision: VisionConfig) -> tuple[int, int]:
     """The largest box of nearly this shape whose span fits `max_image_tokens`; a very thin picture gets one line."""
     patch, cell = vision.patch_size, vision.patch_size * vision.downsample_ratio
     room, aspect = vision.max_image_tokens - 2, height / width

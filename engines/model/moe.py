@@ -56,7 +56,9 @@ def route(x: Tensor, weights: MoeWeights, image_mask: Tensor, rules: MoeRules) -
     keys = scores + torch.where(image_mask.unsqueeze(-1), weights.bias_image, weights.bias)
     choice = keys.sort(dim=-1, descending=True, stable=True).indices[:, : rules.top]
     chosen = scores.gather(-1, choice)
-    return Routing(choice, chosen / (chosen.sum(-1, keepdim=True) + WEIGHT_EPS) * rules.scale)
+    if rules.top > 1:  # the published Gate leaves a single expert's score as it is: normalised, it would say nothing
+        chosen = chosen / (chosen.sum(-1, keepdim=True) + WEIGHT_EPS)
+    return Routing(choice, chosen * rules.scale)
 
 
 def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float) -> Tensor:

@@ -1,6 +1,7 @@
 """The receiving shell: who owns memory while a ticket ends, and whom the end concerns."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -58,9 +59,11 @@ class World:
         async def reserve(sequence: str, tokens: int) -> Reservation:
             return Reservation(sequence, tokens, (1, 2), 1, 0)
 
-        async def admit(reservation: Reservation, state: TokenState) -> Accepted | Rejected:
+        async def admit(
+            reservation: Reservation, state: TokenState, then: Callable[[Accepted | Rejected], None]
+        ) -> None:
             name = reservation.request_id
-            return Accepted(name) if self.admits else Rejected(name, "not reserved any more")
+            then(Accepted(name) if self.admits else Rejected(name, "not reserved any more"))
 
         ports = TargetPorts(
             transfer=cast(Transfer, _Forgetful()),

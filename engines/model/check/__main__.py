@@ -6,10 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 from shoal.engines.model.check.parts import check_classes, check_draft, check_pictures, check_quantisers
-from shoal.engines.model.check.report import Finding, Reference, stems
+from shoal.engines.model.check.report import Finding, FixtureError, Reference, read_arrays, stems
 from shoal.engines.model.check.trace import read_prompt
 from shoal.engines.model.check.trunk import check_prompt
 from shoal.engines.model.config import ModelConfig
@@ -30,7 +29,7 @@ DOCUMENTED = (
 def check(directory: Path) -> list[Finding]:
     """All findings for a fixture directory: reference.npz, and vision.npz and quant_vectors.npz if they are there.
 
-    Raises CheckpointError when the checkpoint cannot be loaded and FileNotFoundError without reference.npz.
+    Raises CheckpointError when the checkpoint cannot be loaded and FixtureError when the arrays cannot be compared.
     """
     config = ModelConfig.from_dir(directory)
     encoder = VisionEncoder(config, load_model_weights(directory, config, {Part.VISION}), torch.float32)
@@ -41,9 +40,12 @@ def check(directory: Path) -> list[Finding]:
             path = directory / name
             if not path.exists() and name != "reference.npz":
                 continue
-            with np.load(path) as arrays:
-                reference = Reference(name, dict(arrays))
+            reference = Reference(name, read_arrays(path))
             _check_file(reference, model, encoder)
+            if not reference.findings:  # agreement about nothing is no agreement
+                raise FixtureError(
+                    f"{path}: holds no array that this check compares; write them, or leave the file out"
+                )
             findings += reference.findings + reference.leftovers(DOCUMENTED)
     return findings
 
@@ -56,7 +58,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         findings = check(options.directory)
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, FixtureError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     failed = [finding for finding in findings if not finding.passed]

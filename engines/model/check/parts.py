@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from shoal.engines.model import quant
-from shoal.engines.model.check.report import Array, Finding, Reference, stems
+from shoal.engines.model.check.report import Array, Finding, FixtureError, Reference, read_arrays, stems
 from shoal.engines.model.check.trace import SUFFIX_GRID, SUFFIX_PATCHES, Prompt, Trace, run
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.drafter import MainKeys, main_features, main_kv
@@ -22,10 +22,12 @@ FORMATS = {
 
 
 def check_draft(reference: Reference, name: str, model: Model, prompts: dict[str, Prompt]) -> None:
-    """One draft block after the first tokens of a prompt; `model` is in mode N0 and has its drafter."""
+    """One draft block after the first tokens of a prompt; `model` is in mode N0 and has its drafter.
+
+    Raises FixtureError.
+    """
     assert model.drafter is not None, "draft checks need the drafter's weights"
-    prompt = prompts[str(reference.take(f"{name}.prompt"))]
-    position, golden = (int(reference.take(f"{name}.{part}")) for part in ("position", "golden"))
+    prompt, position, golden = _draft_input(reference, name, model, prompts)
     _, taps, _ = run(model, prompt.first(position + 1))
     runner, at = model.runner(), torch.arange(position + 1)
     features = main_features(runner, model.drafter, taps)
@@ -84,9 +86,22 @@ def check_classes(directory: Path, model: Model) -> list[Finding]:
     path = directory / "engram_map.npy"
     if not path.exists():
         return []
-    reference = Reference(path.name, {"classes": np.load(path)})
+    reference = Reference(path.name, {"classes": next(iter(read_arrays(path).values()))})
     reference.equal("classes", model.engram.class_of)
     return reference.findings
+
+
+def _draft_input(reference: Reference, name: str, model: Model, prompts: dict[str, Prompt]) -> tuple[Prompt, int, int]:
+    """A draft's prompt, the position that it follows and its first token."""
+    asked = str(reference.take(f"{name}.prompt"))
+    position, golden = (int(reference.take(f"{name}.{part}")) for part in ("position", "golden"))
+    length, vocab = len(prompts[asked].token_ids) if asked in prompts else 0, model.config.text.vocab_size
+    if not (0 <= position < length and 0 <= golden < vocab):
+        raise FixtureError(
+            f"{reference.file}: {name} follows position {position} of prompt {asked!r} ({length} tokens) with token "
+            f"{golden} of {vocab}; name a prompt of this file, a position in it and a token id"
+        )
+    return prompts[asked], position, golden
 
 
 def _stored_block(name: str, data: Tensor, scales: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
 """Comparing one array with its reference: the rules, their results and the list of what was left over."""
 
 import fnmatch
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[Any]
+
+
+class FixtureError(ValueError):
+    """The reference arrays are missing, unreadable or contradict each other; the text says which and what to do."""
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file by name, or the one of an .npy file under its stem; raises FixtureError."""
+    try:
+        loaded = np.load(path)
+        if isinstance(loaded, np.ndarray):
+            return {path.stem: loaded}
+        with loaded:
+            return dict(loaded)
+    except FileNotFoundError as error:
+        raise FixtureError(f"{path}: is missing; put the reference arrays beside the checkpoint") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise FixtureError(
+            f"{path}: cannot be read as arrays without pickles ({error}); copy or make it again"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +68,11 @@ class Reference:
         return name in self.arrays
 
     def take(self, name: str) -> Array:
-        """An array as input; it counts as understood."""
+        """An array as input; it counts as understood. Raises FixtureError if the file lacks it."""
+        if name not in self.arrays:
+            raise FixtureError(
+                f"{self.file}: lacks {name}, which its other arrays need; write it too, or leave them out"
+            )
         self.used.add(name)
         array: Array = self.arrays[name]
         return array
@@ -168,7 +195,11 @@ def stems(names: Iterable[str], suffix: str) -> list[str]:
 
 def _span(values: Array) -> float:
     finite = values[np.isfinite(values)]
-    return max(float(finite.max() - finite.min()), 1e-30) if finite.size else 1.0
+    if not finite.size:
+        return 1.0
+    # A single value, or a constant, has no span: its size stands in (the confidence of a draft block of one).
+    spread = float(finite.max() - finite.min()) or float(np.abs(finite).max())
+    return max(spread, 1e-30)
 
 
 def _padded_sorted(rows: Array, width: int) -> Array:

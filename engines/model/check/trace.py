@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from shoal.engines.model.check.report import Reference
+from shoal.engines.model.check.report import FixtureError, Reference
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.images import SpanToken
@@ -48,7 +48,7 @@ class Prompt:
 
 
 def read_prompt(reference: Reference, name: str, encoder: VisionEncoder, config: ModelConfig) -> Prompt:
-    """The prompt called `name`; its pictures are encoded from the fixture's patches."""
+    """The prompt called `name`; its pictures are encoded from the fixture's patches. Raises FixtureError."""
     ids = torch.from_numpy(reference.take(f"{name}.input_ids").astype(np.int64))
     types = torch.from_numpy(reference.take(f"{name}.token_types").astype(np.int64))
     rows = [torch.empty(0, config.hidden)]
@@ -59,7 +59,19 @@ def read_prompt(reference: Reference, name: str, encoder: VisionEncoder, config:
         grid_rows, grid_columns = (int(v) for v in reference.take(stem + SUFFIX_GRID))
         rows.append(encoder.encode(patches, (grid_rows, grid_columns)))
         index += 1
-    return Prompt(name, ids, types >= int(SpanToken.START), torch.cat(rows))
+    mask, found = types >= int(SpanToken.START), torch.cat(rows)
+    vocab = config.text.vocab_size
+    if ids.ndim != 1 or not len(ids) or ids.shape != types.shape or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise FixtureError(
+            f"{reference.file}: {name}.input_ids {list(ids.shape)} and {name}.token_types {list(types.shape)} must be "
+            f"one row of equal length, ids in [0, {vocab}); write the prompt again"
+        )
+    if int(mask.sum()) != len(found):
+        raise FixtureError(
+            f"{reference.file}: {name}.token_types has {int(mask.sum())} image positions, its {index} pictures fill "
+            f"{len(found)}; write {name}.imageI.patches and .grid of every picture"
+        )
+    return Prompt(name, ids, mask, found)
 
 
 def run(model: Model, prompt: Prompt, trace: Trace | None = None) -> tuple[Tensor, Tensor, Tensor]:

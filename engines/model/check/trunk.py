@@ -114,6 +114,8 @@ def _check_modes(reference: Reference, model: Model, prompt: Prompt) -> None:
 
 
 def _check_candidates(reference: Reference, name: str, model: Model, trace: Trace, is_strict: bool) -> None:
+    if not reference.has(name):
+        return
     source = model.config.text.candidate_source_layer_id
     mask = trace.values["candidates"][source]
     rows, entries = mask.shape

@@ -149,3 +149,12 @@ def test_published_cache_bytes() -> None:
     assert [(s.layer, s.kind) for s in block.sections[:3]] == [(2, "index"), (2, "main"), (8, "index")]
     assert (slot.stored_bytes, slot.slot_bytes, slot.ring_tokens) == (1_415_040, 3_128_928, config.ring_tokens)
     assert [(a.layer, a.bytes) for a in slot.accumulators] == [(2, 28_672), (8, 28_672), (14, 28_672)]
+
+
+def test_a_model_without_candidates_lets_every_indexer_choose_among_all_entries() -> None:
+    raw = tiny()
+    raw["text_config"]["candidate_source_layer_id"] = -1
+    assert ModelConfig.from_dict(raw).candidate_consumers == ()
+    raw["text_config"]["candidate_source_layer_id"] = -2
+    with pytest.raises(ConfigError, match="must be a KV source, or -1"):
+        ModelConfig.from_dict(raw)

@@ -145,3 +145,25 @@ def test_what_is_not_a_picture_is_refused(config: ModelConfig, encoder: VisionEn
         patches(np.zeros((20, 28, 3), dtype=np.uint8), config.vision)
     with pytest.raises(ImageError, match="do not fit grid"):
         encoder.encode(torch.zeros(5, 588), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("size", "patch_grid", "is_stretched"),
+    [
+        ((18, 3), (1, 2), True),  # 3 x 3.5 = 10.5 pixels allowed: two patches of 10, not one
+        ((35, 10), (1, 4), True),  # exactly the ratio
+        ((34, 10), (1, 4), False),
+    ],
+)
+def test_a_ratio_that_is_not_whole_limits_the_width(
+    config: ModelConfig, size: tuple[int, int], patch_grid: tuple[int, int], is_stretched: bool
+) -> None:
+    vision = dataclasses.replace(config.vision, patch_size=10, min_pixels=1, max_wh_ratio=3.5)
+    plan = layout(*size, vision)
+    assert ((plan.vit_rows, plan.vit_columns), plan.stretch) == (patch_grid, is_stretched)
+
+
+def test_a_picture_of_which_nothing_is_left_is_refused(config: ModelConfig) -> None:
+    few = dataclasses.replace(config.vision, patch_size=10, downsample_ratio=1, max_image_tokens=7, max_wh_ratio=3.5)
+    with pytest.raises(ImageError, match=r"2090x2 pixels.*max_image_tokens = 7"):
+        layout(2090, 2, few)

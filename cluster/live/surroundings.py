@@ -1,0 +1,65 @@
+"""What a live part takes from the place it runs in: who else is there, shared values, its engine, its own end."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import ray
+from shoal.balancers.reports import GroupRef
+from shoal.cluster.core.membership import View
+from shoal.cluster.live.directory import Directory
+from shoal.cluster.live.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from shoal.cluster.live.engine_parts import Built
+
+
+class Members(Protocol):
+    """The newest view of the cluster and handles of its members. Readers never wait.
+
+    `handle.method.remote(...)` starts a call; what it returns can be awaited, and `.future()` is it for threads.
+    """
+
+    @property
+    def view(self) -> View:
+        """Who is there."""
+        ...
+
+    def handle(self, group: GroupRef) -> Any | None:
+        """Handle of a living member, None once it is lost."""
+        ...
+
+    def only(self, role: str) -> Any | None:
+        """Handle of the first ready member of a role, None while there is none."""
+        ...
+
+    async def follow(self) -> None:
+        """Keep the view new, for ever; one task runs this."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """One place to run in.
+
+    `members(cluster, on_view)` follows a cluster; `put` shares a value and returns a reference that others await (as
+    an argument of a call it arrives as the value); `build` makes an engine and what it writes to peers with; `end`
+    ends this life at once with an exit code, as a crash would.
+    """
+
+    members: Callable[[str, Callable[[View], None]], Members]
+    put: Callable[[Any], Any]
+    build: "Callable[[ClusterSpec, GroupRef], Built]"
+    end: Callable[[int], object]
+
+
+def _build_with_nixl(spec: ClusterSpec, group: GroupRef) -> "Built":
+    """Torch and the transfer library are imported by the process that opens an engine, and by no other."""
+    from shoal.cluster.live.engine_parts import build
+    from shoal.cluster.live.transfer import NixlTransfer
+
+    return build(spec, group, NixlTransfer)
+
+
+RAY = Surroundings(members=Directory, put=ray.put, build=_build_with_nixl, end=os._exit)
