@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from shoal.engines.model.norm import rms_norm
-from shoal.engines.model.numerics import Numerics
+from shoal.engines.model.numerics import Numerics, product
 from shoal.engines.model.parameters import AttentionWeights
-from shoal.engines.model.rope import Phases, rotate
+from shoal.engines.model.rope import Phases, rotate_rounded
 from torch import Tensor
 
 
@@ -17,33 +17,37 @@ from torch import Tensor
 class Keys:
     """What n query rows of B sequences attend to.
 
-    window [B, K, D] is shared by a sequence's rows and seen where window_mask bool [B, n, K] says; entries
-    [B, n, k, D] are each row's own choice, seen where entry_mask bool [B, n, k] says. Unseen values must be finite.
+    shared [B, K, D] are keys of all rows of a sequence (the window, and entries where all are read), seen where
+    shared_mask bool [B, n, K] says; entries [B, n, k, D] are each row's own choice, seen where entry_mask bool
+    [B, n, k] says, or None. Unseen values must be finite: their weight is zero.
     """
 
-    window: Tensor
-    window_mask: Tensor
-    entries: Tensor
-    entry_mask: Tensor
+    shared: Tensor
+    shared_mask: Tensor
+    entries: Tensor | None = None
+    entry_mask: Tensor | None = None
 
 
 def project(numerics: Numerics, x: Tensor, weights: AttentionWeights, by: Phases, eps: float) -> tuple[Tensor, Tensor]:
     """Query latents [T, q rank] and window KV [T, D] (rotated, not yet quantised) of normed rows [T, H]."""
-    latents = numerics.round(rms_norm(numerics.linear(x, weights.wq_a), weights.q_norm, eps))
-    kv = window_kv(numerics, x, weights, by, eps)
-    return latents, kv
+    both = numerics.linear(x, weights.wqkv_a)
+    latents, kv = both.split((weights.q_norm.shape[0], weights.kv_norm.shape[0]), dim=-1)
+    return numerics.round_(rms_norm(latents, weights.q_norm, eps)), _normed_kv(numerics, kv, weights, by, eps)
 
 
 def window_kv(numerics: Numerics, x: Tensor, weights: AttentionWeights, by: Phases, eps: float) -> Tensor:
     """Window KV [T, D] of rows [T, H]; the drafter makes its main entries with it alone."""
-    kv = numerics.round(rms_norm(numerics.linear(x, weights.wkv), weights.kv_norm, eps))
-    return numerics.round(rotate(kv, by))
+    return _normed_kv(numerics, numerics.linear(x, weights.wkv), weights, by, eps)
+
+
+def _normed_kv(numerics: Numerics, kv: Tensor, weights: AttentionWeights, by: Phases, eps: float) -> Tensor:
+    return rotate_rounded(numerics, numerics.round_(rms_norm(kv, weights.kv_norm, eps)), by)
 
 
 def queries(numerics: Numerics, latents: Tensor, weights: AttentionWeights, by: Phases) -> Tensor:
     """Rotated queries [..., heads, D] of query latents [..., q rank]."""
     q = numerics.linear(latents, weights.wq_b).unflatten(-1, (weights.sink.shape[0], -1))
-    return numerics.round(rotate(q, by.unsqueeze(-2)))
+    return rotate_rounded(numerics, q, by.unsqueeze(-2))
 
 
 def attend(q: Tensor, keys: Keys, sink: Tensor) -> Tensor:
@@ -51,27 +55,36 @@ def attend(q: Tensor, keys: Keys, sink: Tensor) -> Tensor:
 
     The sink joins the denominator only. Scores of window and entries share one softmax, so a token may count twice.
     """
-    rows, heads, width = q.shape[1:]
-    scale = width**-0.5
-    window = torch.bmm(q.flatten(1, 2), keys.window.transpose(1, 2)).unflatten(1, (rows, heads)) * scale
-    window = window.masked_fill(~keys.window_mask.unsqueeze(2), -torch.inf)
-    flat = keys.entries.flatten(0, 1)
-    entries = torch.bmm(q.flatten(0, 1), flat.transpose(1, 2)).view(*q.shape[:3], -1) * scale
-    entries = entries.masked_fill(~keys.entry_mask.unsqueeze(2), -torch.inf)
-    both = torch.cat((window, entries), dim=-1)
-    top = torch.maximum(both.amax(-1), sink) if both.shape[-1] else sink.expand(q.shape[:3])
-    weights = torch.exp(both - top.unsqueeze(-1))
-    total = weights.sum(-1) + torch.exp(sink - top)
-    on_window, on_entries = weights.split((window.shape[-1], entries.shape[-1]), dim=-1)
-    output = torch.bmm(on_window.flatten(1, 2), keys.window).view(q.shape)
-    output += torch.bmm(on_entries.flatten(0, 1), flat).view(q.shape)
-    return output / total.unsqueeze(-1)
+    scale = q.shape[-1] ** -0.5
+    scores = torch.bmm(q.flatten(1, 2), keys.shared.transpose(1, 2)).view(*q.shape[:3], -1).mul_(scale)
+    scores.masked_fill_(~keys.shared_mask.unsqueeze(2), -torch.inf)
+    if keys.entries is None or keys.entry_mask is None:
+        weights, total = _exponentials(scores, sink)
+        return torch.bmm(weights.flatten(1, 2), keys.shared).view(q.shape).div_(total)
+    own = keys.entries.flatten(0, 1)
+    on_own = torch.bmm(q.flatten(0, 1), own.transpose(1, 2)).view(*q.shape[:3], -1).mul_(scale)
+    on_own.masked_fill_(~keys.entry_mask.unsqueeze(2), -torch.inf)
+    weights, total = _exponentials(torch.cat((scores, on_own), dim=-1), sink)
+    on_shared, on_own = weights.split((scores.shape[-1], on_own.shape[-1]), dim=-1)
+    output = torch.bmm(on_shared.flatten(1, 2), keys.shared).view(q.shape)
+    output += torch.bmm(on_own.flatten(0, 1), own).view(q.shape)
+    return output.div_(total)
+
+
+def _exponentials(scores: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax numerators, in place of scores [..., heads, K], and the denominators [..., heads, 1] with the sink."""
+    top = torch.maximum(scores.amax(-1), sink)
+    weights = scores.sub_(top.unsqueeze(-1)).exp_()
+    return weights, (weights.sum(-1) + torch.exp(sink - top)).unsqueeze(-1)
 
 
 def output(numerics: Numerics, attended: Tensor, weights: AttentionWeights, by: Phases) -> Tensor:
-    """The layer's output [..., H] of attention [..., heads, D]: turned back at the query's position, then grouped."""
-    turned = numerics.round(rotate(numerics.round(attended), by.inverse().unsqueeze(-2)))
+    """The layer's output [..., H] of attention [..., heads, D]: turned back at the query's position, then grouped.
+
+    `attended` is overwritten.
+    """
+    turned = rotate_rounded(numerics, numerics.round_(attended), by.inverse().unsqueeze(-2))
     groups = weights.wo_a.shape[0]
-    grouped = turned.flatten(-2).unflatten(-1, (groups, -1)).flatten(0, -3)
-    low = torch.bmm(grouped.transpose(0, 1), weights.wo_a.transpose(1, 2).to(grouped.dtype)).transpose(0, 1)
-    return numerics.linear(numerics.round(low.flatten(1)), weights.wo_b).view(*attended.shape[:-2], -1)
+    grouped = turned.flatten(-2).chunk(groups, dim=-1)
+    low = torch.cat([product(x, weight) for x, weight in zip(grouped, weights.wo_a, strict=True)], dim=-1)
+    return numerics.linear(numerics.round_(low), weights.wo_b)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """How rows of values become data and scale bytes and back (float32)."""
+    """How rows of values become data and scale bytes and back."""
 
     encode: quant.Quantise
     decode: quant.Dequantise
@@ -71,26 +71,34 @@ class Caches:
             shape,
         )
 
-    def read_window(self, layer: int, slots: Tensor, rows: Tensor) -> Tensor:
-        """Window rows float32 [..., D] of slot ids and ring rows, int64 of one shape after broadcasting."""
-        stored, fmt = self._ring(layer)[slots, rows], self.format.window
-        cut = stored.shape[-1] - fmt.scale_bytes
-        return fmt.decode(stored[..., :cut], stored[..., cut:])
+    def read_window(self, layer: int, slots: Tensor, rows: Tensor, valid: Tensor, to: torch.dtype) -> Tensor:
+        """Window rows [..., D] of slot ids and ring rows, int64 of one shape after broadcasting; 0 where not valid.
+
+        Bytes that nobody wrote may decode to NaN, and a masked NaN would still spoil a weighted sum; zero bytes decode
+        to zeros in every format.
+        """
+        words = _words(self._ring(layer))[slots, rows]
+        words *= valid.unsqueeze(-1)
+        return self.decode_window(words.view(torch.uint8), to)
 
     def write_window(self, layer: int, slots: Tensor, rows: Tensor, stored: Tensor) -> None:
         """Put encoded rows uint8 [n, row bytes] at slot ids and ring rows [n]."""
         self._ring(layer)[slots, rows] = stored
 
-    def encode_window(self, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Window rows [T, D] as bytes uint8 [T, row bytes] and as they will read back, float32 [T, D]."""
-        data, scales = self.format.window.encode(kv)
-        return quant.join_rows(data, scales), self.format.window.decode(data, scales)
+    def encode_window(self, kv: Tensor) -> Tensor:
+        """Window rows [T, D] as bytes uint8 [T, row bytes]."""
+        return quant.join_rows(*self.format.window.encode(kv))
 
-    def read_entries(self, layer: int, kind: Kind, blocks: Tensor, rows: Tensor) -> Tensor:
-        """Main KV or index keys float32 [..., width] of block ids and rows inside a block."""
+    def decode_window(self, stored: Tensor, to: torch.dtype) -> Tensor:
+        """Bytes uint8 [..., row bytes] as window rows [..., D]."""
+        cut = stored.shape[-1] - self.format.window.scale_bytes
+        return self.format.window.decode(stored[..., :cut], stored[..., cut:], to)
+
+    def read_entries(self, layer: int, kind: Kind, blocks: Tensor, rows: Tensor, to: torch.dtype) -> Tensor:
+        """Main KV or index keys [..., width] of block ids and rows inside a block."""
         fmt = self.format.index if kind == "index" else self.format.main
         data, scales = self._section(layer, kind)
-        return fmt.decode(data[blocks, rows], scales[blocks, rows])
+        return fmt.decode(_gathered(data, blocks, rows), _gathered(scales, blocks, rows), to)
 
     def write_entries(self, layer: int, kind: Kind, blocks: Tensor, rows: Tensor, values: Tensor) -> None:
         """Encode values [n, width] into block ids and rows [n]."""
@@ -122,11 +130,22 @@ class Caches:
         return data.view(len(data), count, data_bytes), scales.view(len(scales), count, scale_bytes)
 
 
+def _words(stored: Tensor) -> Tensor:
+    """Bytes uint8 [..., n] seen as int64 [..., n / 8] if they lie so, else as they are: a gather moves fewer items."""
+    places = (stored.shape[-1], stored.storage_offset(), *stored.stride()[:-1])
+    return stored.view(torch.int64) if all(place % 8 == 0 for place in places) else stored
+
+
+def _gathered(stored: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """`stored[first, second]` of bytes [N, M, n]."""
+    return _words(stored)[first, second].view(torch.uint8)
+
+
 def _encode_exact(x: Tensor, /) -> tuple[Tensor, Tensor]:
     data = x.to(torch.float32).contiguous().view(torch.uint8)
     return data, data[..., :0]
 
 
-def _decode_exact(data: Tensor, scales: Tensor, /) -> Tensor:
+def _decode_exact(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
     assert scales.shape[-1] == 0, "exact rows have no scales"
-    return data.contiguous().view(torch.float32)
+    return data.contiguous().view(torch.float32).to(to)

@@ -31,16 +31,21 @@ from torch import Tensor
 TILE_NUMBERS_MAX = 2 << 20
 """Values a tile of query rows may hold at once (16 MiB in float64); bounds the memory of a chunk of any length."""
 
+SHARED_ENTRIES_MAX = 5
+"""Up to so many entries for each one chosen, a tile attends to all of them under a mask. Measured on one core: a
+gathered entry costs about as much as five entries of one large product."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Entries that rows may attend to: values float32 [N, D], and index int64 [T, k] into them, -1 = none.
+    """Entries that rows may attend to: values [N, D], all finite, and `chosen` int64 [T, k], -1 = none.
 
-    `bases` int64 [S] is where each sequence's entries start when all of them were read, else None.
+    `bases` int64 [S] is where each sequence's entries start when all of them were read: `chosen` counts from there.
+    When it is None, each row's own choices were read, k of them a row in the order of `chosen`.
     """
 
     values: Tensor
-    index: Tensor
+    chosen: Tensor
     bases: Tensor | None
 
 
@@ -74,6 +79,8 @@ class CachedAttention:
     def truncate(self) -> Tensor | None:
         """Narrow the windows to kept positions; in compact mode also the rows (one of each sequence at least)."""
         lower, kept = self._sequences.lower, None
+        if not bool(lower.any()):
+            return None
         if self._is_compact and bool((lower > self._sequences.starts).any()):
             self._sequences, kept = self._sequences.from_position(lower)
             self._of_rows = self._sequences.of_rows()
@@ -110,26 +117,38 @@ class CachedAttention:
             self._select(layer, latents, x, rows)
         out = torch.empty_like(x)
         for tile in self.windows.tiles:
-            q = queries(self._numerics, latents[tile.rows], weights.attention, by[tile.rows])
+            turn = by.of_tile(tile)
+            q = queries(self._numerics, tile.take(latents), weights.attention, turn)
             attended = attend(q, self._tile_keys(layer, tile, keys), weights.attention.sink)
-            part = output(self._numerics, attended, weights.attention, by[tile.rows])
-            out[tile.rows.flatten()] = part.flatten(0, 1)
+            part = output(self._numerics, attended, weights.attention, turn).flatten(0, 1)
+            if tile.is_whole:
+                return part
+            out[tile.rows.flatten()] = part
         return out
 
     def exchange_window(self, layer: int, kv: Tensor) -> Tensor:
-        """Read the history of a layer's ring, write the step's rows [T, D]; the key pool float32 [history + T, D]."""
-        plan = self.windows
-        history = self._caches.read_window(layer, self._sequences.slots.unsqueeze(1), plan.history_rows)
-        # Bytes that nobody wrote may decode to NaN, and a masked NaN would still spoil a weighted sum.
-        history = torch.where(plan.history_valid.unsqueeze(-1), history, 0.0)
-        return torch.cat((history.flatten(0, 1), self.store_window(layer, kv)))
+        """Read the history of a layer's ring, write the step's rows [T, D]; the key pool [history + T, D].
+
+        When one tile holds all rows, the pool comes in the tile's own order, [S, K, D].
+        """
+        plan, slots = self.windows, self._sequences.slots.unsqueeze(1)
+        wide = self._numerics.wide
+        if plan.reads_own:
+            self.store_window(layer, kv)
+            return self._caches.read_window(layer, slots, plan.history_rows, plan.history_valid, wide)
+        history = self._caches.read_window(layer, slots, plan.history_rows, plan.history_valid, wide)
+        own = self._caches.decode_window(self.store_window(layer, kv), wide)
+        if plan.tiles[0].is_whole:
+            return torch.cat((history, plan.tiles[0].take(own)), dim=1)
+        return torch.cat((history.flatten(0, 1), own))
 
     def store_window(self, layer: int, kv: Tensor) -> Tensor:
-        """Write the step's rows [T, D] of a layer's ring; the rows as they read back, float32 [T, D]."""
+        """Write the step's rows [T, D] of a layer's ring; the bytes of all rows, uint8 [T, row bytes]."""
         plan = self.windows
-        stored, values = self._caches.encode_window(kv)
-        self._caches.write_window(layer, plan.written_slots, plan.written_rows, stored[plan.written])
-        return values
+        stored = self._caches.encode_window(kv)
+        written = stored if len(plan.written) == len(stored) else stored[plan.written]
+        self._caches.write_window(layer, plan.written_slots, plan.written_rows, written)
+        return stored
 
     def _plan(self, sequences: Sequences, lower: Tensor, write_lower: Tensor) -> WindowPlan:
         ring_tokens = self._caches.slot_layout.ring_tokens
@@ -162,9 +181,9 @@ class CachedAttention:
         weights = self._weights.layers[layer].indexer
         assert weights is not None, f"layer {layer} owns no indexer"
         for tile in self.windows.tiles:
-            at = tile.rows
-            by = index_queries(self._numerics, latents[at], x[at], weights, rows.sparse_phases[at])
-            flat = at.flatten()
+            turn = rows.sparse_phases.of_tile(tile)
+            by = index_queries(self._numerics, tile.take(latents), tile.take(x), weights, turn)
+            flat = tile.rows.flatten()
             visible = (rows.positions[flat] + 1).div(self._config.ratio(layer), rounding_mode="floor")
             scores = self._scores(layer, by, keys[tile.sequences], visible, flat)
             chosen[flat] = top_entries(scores, text.index_topk)
@@ -179,22 +198,22 @@ class CachedAttention:
 
     def _scores(self, layer: int, by: IndexQueries, keys: Tensor, visible: Tensor, flat: Tensor) -> Tensor:
         """Index scores [rows of a tile, E], -inf where a row may not choose."""
-        scores = index_scores(self._numerics, by, keys.to(self._numerics.wide)).flatten(0, 1)
+        scores = index_scores(self._numerics, by, keys).flatten(0, 1)
         entries = scores.shape[-1]
         hidden = torch.arange(entries, device=scores.device) >= visible.unsqueeze(1)
         if layer in self._config.candidate_consumers:
             assert self._candidates is not None, f"layer {layer} needs the candidate layer's blocks"
             hidden |= ~expand_blocks(self._candidates[flat], self._config.text.candidate_block_size, entries)
-        return scores.masked_fill(hidden, -torch.inf)
+        return scores.masked_fill_(hidden, -torch.inf)
 
     def _index_keys(self) -> Tensor:
-        """Index keys of the current source, float32 [S, E of the longest, index dim]; read once a source."""
+        """Index keys of the current source, [S, E of the longest, index dim]; read once a source."""
         if self._keys is None:
             ratio, tables = self._config.ratio(self._source), self._sequences.tables
             first = torch.arange(int((self._sequences.ends // ratio).max()), device=tables.device) * ratio
             block_tokens = self._caches.shape.block_tokens
             blocks, rows = tables[:, first // block_tokens], (first % block_tokens // ratio).expand(len(tables), -1)
-            self._keys = self._caches.read_entries(self._source, "index", blocks, rows)
+            self._keys = self._caches.read_entries(self._source, "index", blocks, rows, self._numerics.wide)
         return self._keys
 
     def _read_pool(self, before: Pool | None) -> Pool:
@@ -203,40 +222,58 @@ class CachedAttention:
         assert chosen is not None, "entries are read after the selection"
         ratio, block_tokens = self._config.ratio(self._source), self._caches.shape.block_tokens
         if before is not None and before.bases is not None:
-            return Pool(before.values, self._index(before.bases), before.bases)
-        counts = sequences.ends // ratio
-        if int(counts.sum()) < chosen.numel():
+            return Pool(before.values, chosen, before.bases)
+        counts, bases = sequences.ends // ratio, None
+        is_all = int(counts.sum()) < chosen.numel()
+        if is_all:
             ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
             first = counted(torch.zeros_like(counts), counts) * ratio
             blocks, bases = sequences.tables[ids, first // block_tokens], torch.cumsum(counts, 0) - counts
-            index = self._index(bases)
         else:
             first = chosen.clamp_min(0) * ratio
-            # A row without a choice reads some row of its table; the mask hides it.
-            blocks, bases = sequences.tables[self._of_rows.unsqueeze(1), first // block_tokens], None
-            index = torch.where(chosen < 0, -1, torch.arange(chosen.numel(), device=chosen.device).view(chosen.shape))
-            blocks, first = blocks.flatten(), first.flatten()
-        values = self._caches.read_entries(self._source, "main", blocks, first % block_tokens // ratio)
-        return Pool(values, index, bases)
-
-    def _index(self, bases: Tensor) -> Tensor:
-        assert self._chosen is not None, "entries are read after the selection"
-        return torch.where(self._chosen < 0, -1, self._chosen + bases[self._of_rows].unsqueeze(1))
+            blocks = sequences.tables[self._of_rows.unsqueeze(1), first // block_tokens].flatten()
+            first = first.flatten()
+        rows = first % block_tokens // ratio
+        values = self._caches.read_entries(self._source, "main", blocks, rows, self._numerics.wide)
+        if not is_all:
+            # A row without a choice read some row of its table, which may hold anything.
+            values.masked_fill_((chosen < 0).view(-1, 1), 0.0)
+        return Pool(values, chosen, bases)
 
     def _tile_keys(self, layer: int, tile: Tile, window: Tensor) -> Keys:
-        wide, width = self._numerics.wide, window.shape[-1]
-        near = window[tile.keys].to(wide)
+        near = window if tile.is_whole else window[tile.keys]
         if not self._config.ratio(layer):
-            none = near.new_empty(*tile.rows.shape, 0, width)
-            return Keys(near, tile.mask, none, tile.mask.new_empty(*tile.rows.shape, 0))
+            return Keys(near, tile.mask)
         pool = self._pool
         assert pool is not None, f"layer {layer} reads entries that no source has chosen"
-        index = pool.index[tile.rows]
-        mask = index >= 0
+        chosen = tile.take(pool.chosen)
         if not len(pool.values):
-            return Keys(near, tile.mask, near.new_zeros(*index.shape, width), mask)
-        far = torch.where(mask.unsqueeze(-1), pool.values[index.clamp_min(0)], 0.0)
-        return Keys(near, tile.mask, far.to(wide), mask)
+            return Keys(near, tile.mask)
+        if pool.bases is None:
+            return Keys(near, tile.mask, tile.take(pool.values.unflatten(0, pool.chosen.shape)), chosen >= 0)
+        if len(tile.sequences) == 1:
+            shared = self._shared_entries(pool, chosen, int(tile.sequences))
+            if shared is not None:
+                values, mask = shared
+                return Keys(torch.cat((near, values), dim=1), torch.cat((tile.mask, mask), dim=-1))
+        index = chosen.clamp_min(0) + pool.bases[tile.sequences][:, None, None]
+        far = pool.values.index_select(0, index.flatten().clamp_max_(len(pool.values) - 1))
+        return Keys(near, tile.mask, far.view(*chosen.shape, -1), chosen >= 0)
+
+    def _shared_entries(self, pool: Pool, chosen: Tensor, sequence: int) -> tuple[Tensor, Tensor] | None:
+        """All entries [1, E, D] up to the last that rows [1, n, k] of one sequence chose, and bool [1, n, E]: which.
+
+        While E is small, one product with masked weights, exact zeros, costs less than gathering each row's choice.
+        None when E is large.
+        """
+        count = int(chosen.max()) + 1
+        if count > SHARED_ENTRIES_MAX * chosen.shape[-1]:
+            return None
+        assert pool.bases is not None, "only a pool of all entries can be shared"
+        base = int(pool.bases[sequence])
+        mask = torch.zeros(*chosen.shape[:2], count + 1, dtype=torch.bool, device=chosen.device)
+        mask.scatter_(2, torch.where(chosen < 0, count, chosen), True)
+        return pool.values[base : base + count].unsqueeze(0), mask[..., :count]
 
 
 def tile_sizes(config: ModelConfig, tokens: int) -> TileSizes:
@@ -244,5 +281,5 @@ def tile_sizes(config: ModelConfig, tokens: int) -> TileSizes:
     text = config.text
     entries = min(text.index_topk, tokens)
     # Scores exist as product, rounded product and weighted product at once.
-    row = (text.num_attention_heads * 2 + entries * 2) * text.head_dim + 3 * text.index_n_heads * tokens
+    row = (text.num_attention_heads * 2 + entries) * text.head_dim + 3 * text.index_n_heads * tokens
     return TileSizes(TILE_NUMBERS_MAX, row, config.window * text.head_dim)

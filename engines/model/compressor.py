@@ -7,15 +7,15 @@ import torch
 from shoal.engines.model.norm import rms_norm
 from shoal.engines.model.numerics import Numerics
 from shoal.engines.model.parameters import CompressorWeights
-from shoal.engines.model.rope import Phases, rotate
+from shoal.engines.model.rope import Phases, rotate_rounded
 from torch import Tensor
 
 
 def partial_rows(numerics: Numerics, x: Tensor, weights: CompressorWeights) -> Tensor:
     """Score and latent of each row before pooling, [T, 2, D], on the float32 grid of the accumulators."""
-    assert weights.gate is not None, "only a gated compressor (ratio above 1) keeps accumulators"
-    both = torch.stack([numerics.linear_unrounded(x, w) for w in (weights.gate, weights.wkv)], dim=1)
-    return both.to(torch.float32).to(x.dtype)
+    assert weights.gated is not None, "only a gated compressor (ratio above 1) keeps accumulators"
+    both: Tensor = numerics.linear_unrounded(x, weights.gated).unflatten(-1, (2, -1))
+    return both.copy_(both.to(torch.float32))
 
 
 def pool(numerics: Numerics, partials: Tensor) -> Tensor:
@@ -36,6 +36,6 @@ def entries(
 
     The phases are those of each group's first token.
     """
-    latents = numerics.round(rms_norm(latents, weights.norm, eps))
-    keys = numerics.round(rms_norm(numerics.linear(latents, weights.index_key), weights.index_norm, eps))
-    return numerics.round(rotate(latents, by)), numerics.round(rotate(keys, by))
+    latents = numerics.round_(rms_norm(latents, weights.norm, eps))
+    keys = numerics.round_(rms_norm(numerics.linear(latents, weights.index_key), weights.index_norm, eps))
+    return rotate_rounded(numerics, latents, by), rotate_rounded(numerics, keys, by)

@@ -59,8 +59,8 @@ def read_main_keys(config: ModelConfig, caches: Caches, slots: Tensor, positions
     at = positions.unsqueeze(1) + torch.arange(1 - config.window, 1, device=positions.device)
     mask = at >= 0
     rows = at % caches.slot_layout.ring_tokens
-    values = (caches.read_window(layer, slots.unsqueeze(1), rows) for layer in config.drafter_layers)
-    return MainKeys(tuple(torch.where(mask.unsqueeze(-1), v, 0.0) for v in values), mask)
+    read = (caches.read_window(layer, slots.unsqueeze(1), rows, mask, torch.float32) for layer in config.drafter_layers)
+    return MainKeys(tuple(read), mask)
 
 
 class BlockAttention:
@@ -88,8 +88,7 @@ class BlockAttention:
         keys = torch.cat((self._main.layers[layer - self._first].to(own.dtype), own), dim=1)
         seen = torch.cat((self._main.mask, self._main.mask.new_ones(own.shape[:2])), dim=1)
         mask = seen.unsqueeze(1).expand(-1, self._size, -1)
-        none = q.new_empty(*q.shape[:2], 0, q.shape[-1])
-        attended = attend(q, Keys(keys, mask, none, mask[..., :0]), block.attention.sink).flatten(0, 1)
+        attended = attend(q, Keys(keys, mask), block.attention.sink).flatten(0, 1)
         return output(self._numerics, attended, block.attention, rows.window_phases)
 
 

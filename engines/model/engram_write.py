@@ -43,7 +43,7 @@ def write_engram(
 def look_up(weights: EngramWeights, rows: Tensor, wide: torch.dtype) -> Tensor:
     """The dequantised table rows of each token side by side, [T, columns * width]."""
     data = weights.rows.view(torch.uint8)[rows]
-    return quant.dequantise_fp8(data, weights.scales[rows]).flatten(1).to(wide)
+    return quant.dequantise_fp8(data, weights.scales[rows], wide).flatten(1)
 
 
 def _write_tile(numerics: Numerics, streams: Tensor, rows: Tensor, weights: EngramWeights, eps: float) -> Tensor:
@@ -53,4 +53,4 @@ def _write_tile(numerics: Numerics, streams: Tensor, rows: Tensor, weights: Engr
     scale = torch.rsqrt(streams.square().mean(-1) + eps) * torch.rsqrt(keys.square().mean(-1) + eps)
     dot = (streams * weights.query * weights.key * keys).sum(-1) * scale * hidden**-0.5
     gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(DOT_MIN).sqrt(), dot))
-    return numerics.round(streams + gate.unsqueeze(-1) * value)
+    return numerics.round_(streams + gate.unsqueeze(-1) * value)

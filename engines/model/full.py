@@ -85,8 +85,7 @@ class FullAttention:
             assert self._chosen is not None, f"layer {layer} reads a selection that no source has made"
             kv = torch.cat((kv, self._compressed.main))
             mask = torch.cat((mask, self._chosen[tile]), dim=1)
-        none = kv.new_empty(1, len(tile), 0, kv.shape[-1])
-        return Keys(kv.unsqueeze(0), mask.unsqueeze(0), none, mask.new_empty(1, len(tile), 0))
+        return Keys(kv.unsqueeze(0), mask.unsqueeze(0))
 
     def _select(self, layer: int, latents: Tensor, x: Tensor, rows: Rows) -> None:
         weights, text = self._weights.layers[layer].indexer, self._config.text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from shoal.engines.model.numerics import Numerics
 from shoal.engines.model.parameters import IndexerWeights
-from shoal.engines.model.rope import Phases, rotate
+from shoal.engines.model.rope import Phases, rotate_rounded
 from torch import Tensor
 
 
@@ -24,14 +24,14 @@ def index_queries(numerics: Numerics, latents: Tensor, x: Tensor, weights: Index
     """Index queries from attention's query latents [..., q rank], head weights from normed rows [..., H]."""
     heads = weights.heads.weight.shape[0]
     queries = numerics.linear(latents, weights.queries).unflatten(-1, (heads, -1))
-    queries = numerics.index_row(numerics.round(rotate(queries, by.unsqueeze(-2))))
+    queries = numerics.index_row(rotate_rounded(numerics, queries, by.unsqueeze(-2)))
     scale = queries.shape[-1] ** -0.5 * heads**-0.5
-    return IndexQueries(queries, numerics.round(numerics.linear(x, weights.heads) * scale))
+    return IndexQueries(queries, numerics.round_(numerics.linear(x, weights.heads).mul_(scale)))
 
 
 def index_scores(numerics: Numerics, by: IndexQueries, keys: Tensor) -> Tensor:
     """Scores [B, n, E] of queries [B, n, heads, d] for keys [B, E, d]; visibility is the caller's."""
     rows, heads = by.queries.shape[1:3]
     products = torch.bmm(by.queries.flatten(1, 2), keys.transpose(1, 2)).unflatten(1, (rows, heads))
-    weighted = numerics.round(products).relu_() * by.weights.unsqueeze(-1)
-    return numerics.round(numerics.round(weighted).sum(2))
+    weighted = numerics.round_(products).relu_().mul_(by.weights.unsqueeze(-1))
+    return numerics.round_(numerics.round_(weighted).sum(2))

@@ -6,6 +6,7 @@ Source: published model.py (hc_split_sinkhorn, hc_pre, hc_post).
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from shoal.engines.model.numerics import product
 from torch import Tensor
@@ -15,7 +16,10 @@ RMS_EPS = 1e-20
 
 @dataclass(frozen=True, slots=True)
 class HyperWeights:
-    """Mixing parameters of one sublayer: fn [(2 + m) * m, m * H], base [(2 + m) * m], scale [3], all wide."""
+    """Mixing parameters of one sublayer, all wide: fn [(2 + m) * m, m * H]; base and scale [(2 + m) * m].
+
+    `scale` repeats the checkpoint's three factors, of pre, post and comb, for each of their outputs.
+    """
 
     fn: Tensor
     base: Tensor
@@ -43,20 +47,32 @@ def mix(streams: Tensor, weights: HyperWeights, iterations: int, eps: float) -> 
     count = streams.shape[1]
     flat = streams.flatten(1)
     mixes = product(flat, weights.fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + RMS_EPS)
-    pre, post, comb = mixes.split((count, count, count * count), dim=-1)
-    base_pre, base_post, base_comb = weights.base.split((count, count, count * count))
-    scale = weights.scale
-    comb = (comb * scale[2] + base_comb).unflatten(-1, (count, count))
-    comb = torch.softmax(comb, dim=-1) + eps
-    comb = comb / (comb.sum(-2, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        comb = comb / (comb.sum(-1, keepdim=True) + eps)
-        comb = comb / (comb.sum(-2, keepdim=True) + eps)
-    return Mix(
-        pre=torch.sigmoid(pre * scale[0] + base_pre) + eps,
-        post=2 * torch.sigmoid(post * scale[1] + base_post),
-        comb=comb,
-    )
+    mixes = torch.addcmul(weights.base, mixes, weights.scale)
+    pre, post = torch.sigmoid(mixes[:, : 2 * count]).chunk(2, dim=-1)
+    comb = torch.softmax(mixes[:, 2 * count :].unflatten(-1, (count, count)), dim=-1)
+    return Mix(pre=pre + eps, post=2 * post, comb=balance(comb + eps, iterations, eps))
+
+
+def balance(comb: Tensor, iterations: int, eps: float) -> Tensor:
+    """Sinkhorn's iteration on matrices [T, m, m]: columns, then rows and columns in turn, divided by their sums.
+
+    `comb` may be overwritten. On a CPU the many tiny steps run through numpy's own loops, whose calls cost a third of
+    torch's; the rows lie last there, so that every step is one sweep. Sums of four may come in another order in
+    another batch, as in a product: that moves a weight by about 1e-16 of its size, and what the weights mix is
+    rounded to the activation grid.
+    """
+    if not comb.is_cpu:
+        return _balance_on_device(comb, iterations, eps)
+    values = comb.permute(1, 2, 0).contiguous().numpy()
+    for step in range(2 * iterations - 1):
+        values /= np.add.reduce(values, axis=step % 2, keepdims=True, initial=eps)
+    return torch.from_numpy(values).permute(2, 0, 1)
+
+
+def _balance_on_device(comb: Tensor, iterations: int, eps: float) -> Tensor:
+    for step in range(2 * iterations - 1):
+        comb = comb / (comb.sum(step % 2 + 1, keepdim=True) + eps)
+    return comb
 
 
 def collapse(streams: Tensor, pre: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Source: published model.py (Gate, Expert, MoE): the bias selects, the unbiased s
 multiplies before the down projection.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,9 @@ WEIGHT_EPS = 1e-20
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """One SwiGLU expert: gate and up [inner, H], down [H, inner]."""
+    """One SwiGLU expert: gate and up as one layer [2 inner, H] (the gate's rows first), down [H, inner]."""
 
-    gate: Linear
-    up: Linear
+    gate_up: Linear
     down: Linear
 
 
@@ -61,25 +61,28 @@ def route(x: Tensor, weights: MoeWeights, image_mask: Tensor, rules: MoeRules) -
     return Routing(choice, chosen * rules.scale)
 
 
-def run_expert(numerics: Numerics, x: Tensor, expert: Expert, limit: float, weight: Tensor | None) -> Tensor:
-    """One expert's output [n, H] for rows [n, H]; `weight` [n] is the routing weight, None for the shared expert."""
-    gate = numerics.linear(x, expert.gate).clamp(max=limit)
-    up = numerics.linear(x, expert.up).clamp(-limit, limit)
-    inner = torch.nn.functional.silu(gate) * up
-    if weight is not None:
-        inner = inner * weight.unsqueeze(-1)
-    return numerics.linear(numerics.round(inner), expert.down)
-
-
 def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float) -> Tensor:
-    """Routed and shared experts' sum for rows [T, H], rounded once."""
-    total = run_expert(numerics, x, weights.shared, limit, None)
-    used, order = torch.sort(routing.choice.flatten(), stable=True)
-    ids, counts = torch.unique_consecutive(used, return_counts=True)
-    pieces = order.split(counts.tolist())
-    # Experts run in ascending order, so each row adds its parts in the same order in every batch.
-    for expert_id, places in zip(ids.tolist(), pieces, strict=True):
-        rows = places.div(routing.choice.shape[1], rounding_mode="floor")
-        weight = routing.weights.flatten()[places]
-        total.index_add_(0, rows, run_expert(numerics, x[rows], weights.experts[expert_id], limit, weight))
-    return numerics.round(total)
+    """Routed and shared experts' sum for rows [T, H], rounded once.
+
+    A row and one of its experts make a pair. Pairs lie in ascending order of experts behind the shared expert's rows,
+    so only products go expert by expert, everything else is done once, and each row adds its parts in the same order
+    in every batch.
+    """
+    count = len(x)
+    flat = routing.choice.flatten()
+    order = torch.argsort(flat, stable=True)
+    rows = order.div(routing.choice.shape[1], rounding_mode="floor")
+    sizes = [count, *torch.bincount(flat, minlength=len(weights.experts)).tolist()]
+    experts = (weights.shared, *weights.experts)
+    scale = torch.cat((routing.weights.new_ones(count), routing.weights.flatten()[order])).unsqueeze(-1)
+    both = _by_expert(numerics, torch.cat((x, x[rows])), [expert.gate_up for expert in experts], sizes)
+    gate, up = both.chunk(2, dim=-1)
+    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit)).mul_(scale)
+    parts = _by_expert(numerics, numerics.round_(inner), [expert.down for expert in experts], sizes)
+    return numerics.round_(parts[:count].index_add_(0, rows, parts[count:]))
+
+
+def _by_expert(numerics: Numerics, x: Tensor, layers: Sequence[Linear], sizes: Sequence[int]) -> Tensor:
+    """The rounded outputs [pairs, out] of each expert's layer for its `sizes` consecutive rows of x [pairs, in]."""
+    parts = zip(x.split(sizes), layers, sizes, strict=True)
+    return numerics.round_(torch.cat([numerics.linear_unrounded(rows, layer) for rows, layer, n in parts if n]))

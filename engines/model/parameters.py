@@ -1,4 +1,4 @@
-"""Checkpoint tensors as the values that the operators take: dequantised, widened where every row reads them."""
+"""Checkpoint tensors as the values that the operators take: dequantised to BF16, small ones widened."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """Projections of one attention layer; wo_a is [groups, rank, heads of a group x head_dim], sink [heads] wide."""
+    """Projections of one attention layer; wo_a is [groups, rank, heads of a group x head_dim], sink [heads] wide.
 
-    wq_a: Linear
+    wqkv_a holds the rows of the query's down projection, then those of wkv: one product for both, each output still
+    the sum over the same row. `wkv` is a view of it.
+    """
+
+    wqkv_a: Linear
     wq_b: Linear
     wkv: Linear
     wo_a: Tensor
@@ -29,10 +33,13 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class CompressorWeights:
-    """What a KV source owns: latent projection, gate (ratio above 1 only), norms, index key projection."""
+    """What a KV source owns: latent projection, norms, index key projection.
+
+    `gated` (ratio above 1 only) holds the gate's rows, then those of `wkv`, which is a view of it.
+    """
 
     wkv: Linear
-    gate: Linear | None
+    gated: Linear | None
     norm: Tensor
     index_key: Linear
     index_norm: Tensor
@@ -85,7 +92,7 @@ class TrunkWeights:
 
 
 class Reader:
-    """Reads tensors under one prefix. Dense weights become `wide`; experts stay BF16 (exact) until they are used."""
+    """Reads tensors under one prefix. Layers' weights are BF16 (exact) until they are used; small ones are `wide`."""
 
     def __init__(self, tensors: Mapping[str, Tensor], wide: torch.dtype, block: int, prefix: str = "") -> None:
         self._tensors, self._wide, self._block, self._prefix = tensors, wide, block, prefix
@@ -103,22 +110,29 @@ class Reader:
         return self.stored(name).to(self._wide)
 
     def dense(self, name: str) -> Linear:
-        """An FP8 weight, dequantised and widened."""
+        """An FP8 weight, dequantised; BF16 holds its four significant bits exactly."""
         values = quant.dequantise_fp8_blocks(self.stored(f"{name}.weight"), self.stored(f"{name}.scale"), self._block)
-        return Linear(values.to(self._wide), is_quantised=True)
+        return Linear(values.to(torch.bfloat16), is_quantised=True)
 
     def plain(self, name: str) -> Linear:
-        """A BF16 weight, widened."""
-        return Linear(self.wide(f"{name}.weight"))
+        """A BF16 weight, as stored."""
+        return Linear(self.stored(f"{name}.weight"))
 
     def expert(self, prefix: str, is_packed: bool) -> Expert:
         """A routed (MXFP4) or shared (FP8) expert."""
-        return Expert(*(self._packed(prefix + n) if is_packed else self.dense(prefix + n) for n in ("w1", "w3", "w2")))
+        gate, up, down = (self._packed(prefix + n) if is_packed else self.dense(prefix + n) for n in ("w1", "w3", "w2"))
+        return Expert(joined(gate, up), down)
 
     def _packed(self, name: str) -> Linear:
         data, scales = self.stored(f"{name}.weight"), self.stored(f"{name}.scale")
         values = quant.dequantise_mxfp4(data.view(torch.uint8), scales.view(torch.uint8))
         return Linear(values.to(torch.bfloat16), is_quantised=True)
+
+
+def joined(first: Linear, second: Linear) -> Linear:
+    """Two layers of the same input as one: the rows of the first, then those of the second."""
+    assert first.is_quantised == second.is_quantised, "layers that share a product share its input's rounding"
+    return Linear(torch.cat((first.weight, second.weight)), first.is_quantised)
 
 
 def read_trunk(tensors: Mapping[str, Tensor], config: ModelConfig, wide: torch.dtype) -> TrunkWeights:
@@ -155,8 +169,8 @@ def _layer(reader: Reader, config: ModelConfig, layer: int, experts: int) -> Lay
     return LayerWeights(
         attn_norm=reader.wide("attn_norm.weight"),
         ffn_norm=reader.wide("ffn_norm.weight"),
-        hc_attn=_hyper(reader, "hc_attn"),
-        hc_ffn=_hyper(reader, "hc_ffn"),
+        hc_attn=_hyper(reader, "hc_attn", config.text.hc_mult),
+        hc_ffn=_hyper(reader, "hc_ffn", config.text.hc_mult),
         attention=_attention(attention, config),
         moe=_moe(reader.under("ffn."), experts),
         compressor=_compressor(attention, config, layer) if in_trunk and config.is_kv_source(layer) else None,
@@ -165,15 +179,18 @@ def _layer(reader: Reader, config: ModelConfig, layer: int, experts: int) -> Lay
     )
 
 
-def _hyper(reader: Reader, name: str) -> HyperWeights:
-    return HyperWeights(reader.wide(f"{name}_fn"), reader.wide(f"{name}_base"), reader.wide(f"{name}_scale"))
+def _hyper(reader: Reader, name: str, streams: int) -> HyperWeights:
+    fn, base, scale = (reader.wide(f"{name}_{part}") for part in ("fn", "base", "scale"))
+    counts = torch.tensor((streams, streams, streams * streams))
+    return HyperWeights(fn, base, scale.repeat_interleave(counts))
 
 
 def _attention(reader: Reader, config: ModelConfig) -> AttentionWeights:
+    wqkv_a = joined(reader.dense("wq_a"), reader.dense("wkv"))
     return AttentionWeights(
-        wq_a=reader.dense("wq_a"),
+        wqkv_a=wqkv_a,
         wq_b=reader.dense("wq_b"),
-        wkv=reader.dense("wkv"),
+        wkv=Linear(wqkv_a.weight[config.text.q_lora_rank :], is_quantised=True),
         wo_a=reader.dense("wo_a").weight.unflatten(0, (config.text.o_groups, config.text.o_lora_rank)),
         wo_b=reader.dense("wo_b"),
         q_norm=reader.wide("q_norm.weight"),
@@ -183,9 +200,13 @@ def _attention(reader: Reader, config: ModelConfig) -> AttentionWeights:
 
 
 def _compressor(reader: Reader, config: ModelConfig, layer: int) -> CompressorWeights:
+    wkv, gated = reader.plain("compressor.wkv"), None
+    if config.ratio(layer) > 1:
+        gated = joined(reader.plain("compressor.wgate"), wkv)
+        wkv = Linear(gated.weight[config.text.head_dim :])
     return CompressorWeights(
-        wkv=reader.plain("compressor.wkv"),
-        gate=reader.plain("compressor.wgate") if config.ratio(layer) > 1 else None,
+        wkv=wkv,
+        gated=gated,
         norm=reader.wide("compressor.norm.weight"),
         index_key=reader.plain("indexer.wk"),
         index_norm=reader.wide("indexer.k_norm.weight"),

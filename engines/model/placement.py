@@ -51,12 +51,18 @@ class Tile:
     """B sequences x n rows that attend in one go.
 
     sequences int64 [B]; rows int64 [B, n]; keys int64 [B, K] into a pool of history then new rows; mask bool [B, n, K].
+    `is_whole`: the tile is all sequences and all rows in order (as in decode), so that nothing needs gathering.
     """
 
     sequences: Tensor
     rows: Tensor
     keys: Tensor
     mask: Tensor
+    is_whole: bool
+
+    def take(self, values: Tensor) -> Tensor:
+        """The tile's part [B, n, ...] of values of all rows [T, ...]."""
+        return values.unflatten(0, self.rows.shape) if self.is_whole else values[self.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,8 @@ class WindowPlan:
     """Sliding windows of one step, the same for all layers of one kind.
 
     The key pool is `history` rows [S * (window - 1)] read from ring rows (where valid), then the step's T rows.
-    Written are the last ring-length rows of each sequence, at (slot, ring row).
+    Written are the last ring-length rows of each sequence, at (slot, ring row). `reads_own`: the step's rows fit into
+    the ring behind their history, so they are written first and `history` includes them (as in decode).
     """
 
     history_rows: Tensor
@@ -72,6 +79,7 @@ class WindowPlan:
     written: Tensor
     written_slots: Tensor
     written_rows: Tensor
+    reads_own: bool
     tiles: tuple[Tile, ...]
 
 
@@ -101,12 +109,12 @@ def window_plan(
 ) -> WindowPlan:
     """Windows of `window` keys, none before `lower` [S]; rows before `write_lower` [S] are not written."""
     device = sequences.starts.device
-    history = sequences.starts.unsqueeze(1) + torch.arange(1 - window, 0, device=device)
     of_rows, positions = sequences.of_rows(), sequences.positions()
     is_written = (sequences.ends[of_rows] - positions <= ring_tokens) & (positions >= write_lower[of_rows])
     written = is_written.nonzero().squeeze(1)
-    tiles = []
-    for members, first, count in tile_rows(sequences.lens.tolist(), sizes):
+    tiles, pieces = [], tile_rows(sequences.lens.tolist(), sizes)
+    history_count = len(sequences.lens) * (window - 1)
+    for members, first, count in pieces:
         ids = torch.tensor(members, dtype=torch.int64, device=device)
         rows = sequences.offsets[ids].unsqueeze(1) + first + torch.arange(count, device=device)
         at = sequences.starts[ids].unsqueeze(1) + first + torch.arange(count, device=device)
@@ -115,18 +123,23 @@ def window_plan(
         keys = torch.where(
             past < 0,
             ids.unsqueeze(1) * (window - 1) + past + window - 1,
-            history.numel() + sequences.offsets[ids].unsqueeze(1) + past,
+            history_count + sequences.offsets[ids].unsqueeze(1) + past,
         )
         key_at, at = key_at.unsqueeze(1), at.unsqueeze(2)
         earliest = lower[ids].clamp_min(0)[:, None, None]
         mask = (key_at <= at) & (key_at > at - window) & (key_at >= earliest)
-        tiles.append(Tile(ids, rows, keys, mask))
+        tiles.append(Tile(ids, rows, keys, mask, is_whole=len(pieces) == 1))
+    longest = pieces[0][2]
+    reads_own = len(pieces) == 1 and len(written) == len(positions) and window - 1 + longest <= ring_tokens
+    last = longest if reads_own else 0
+    history = sequences.starts.unsqueeze(1) + torch.arange(1 - window, last, device=device)
     return WindowPlan(
         history_rows=history % ring_tokens,
         history_valid=history >= lower.clamp_min(0).unsqueeze(1),
         written=written,
         written_slots=sequences.slots[of_rows[written]],
         written_rows=positions[written] % ring_tokens,
+        reads_own=reads_own,
         tiles=tuple(tiles),
     )
 

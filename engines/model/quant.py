@@ -1,10 +1,13 @@
 """The four number formats of weights and caches, to the byte: FP8 and FP4 rows, and the weights in blocks.
 
-Quantisers take float32 `[..., n]` and give `(data, scales)` bytes; dequantisers give float32. Formulas and byte
-order: published model.py (act_quant, fp4_act_quant) and DeepInfer's cache engine. A power-of-two scale comes from
-exponent bits, never from log2; values are divided by the scale, then clamped, then rounded to nearest, ties to even.
+Quantisers take float32 `[..., n]` and give `(data, scales)` bytes; dequantisers give float32, or float64 with the same
+values: a product of value and scale is exact in both (its significand has at most 8 bits). A byte is decoded by a
+table of all 256 values, which on a CPU is five times as fast as conversion. Formulas and byte order: published
+model.py (act_quant, fp4_act_quant) and DeepInfer's cache engine. A power-of-two scale comes from exponent bits, never
+from log2; values are divided by the scale, then clamped, then rounded to nearest, ties to even.
 """
 
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -27,10 +30,10 @@ class Quantise(Protocol):
 
 
 class Dequantise(Protocol):
-    """(data, scales) bytes to float32 values."""
+    """(data, scales) bytes to values."""
 
-    def __call__(self, data: Tensor, scales: Tensor, /) -> Tensor:
-        """Decode to `[..., n]`."""
+    def __call__(self, data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
+        """Decode to `[..., n]` of type `to`, float32 or float64."""
 
 
 def power_of_two_ceiling(x: Tensor) -> Tensor:
@@ -39,16 +42,39 @@ def power_of_two_ceiling(x: Tensor) -> Tensor:
     return ((bits + 0x7FFFFF) >> 23).to(torch.uint8)
 
 
-def ue8m0_to_float(scales: Tensor) -> Tensor:
-    """2^(byte - 127) as float32, for a uint8 tensor; byte 0 is the subnormal 2^-127, byte 255 is NaN."""
-    exponent = scales.to(torch.int32)
+def ue8m0_to_float(scales: Tensor, to: torch.dtype = torch.float32) -> Tensor:
+    """2^(byte - 127) for a uint8 tensor; byte 0 is the float32 subnormal 2^-127, byte 255 is NaN."""
+    return _look_up(ue8m0_table(to, scales.device), scales)
+
+
+def e4m3_to_float(data: Tensor, to: torch.dtype = torch.float32) -> Tensor:
+    """The values of FP8 e4m3fn bytes (uint8)."""
+    return _look_up(e4m3_table(to, data.device), data)
+
+
+@cache
+@torch.inference_mode(False)
+def ue8m0_table(to: torch.dtype, device: torch.device) -> Tensor:
+    """The value of every UE8M0 byte, [256]."""
+    exponent = torch.arange(256, dtype=torch.int32)
     bits = torch.where(exponent == 0, 0x00400000, exponent << 23)
-    return torch.where(exponent == 255, torch.nan, bits.to(torch.int32).view(torch.float32))
+    return torch.where(exponent == 255, torch.nan, bits.view(torch.float32)).to(device, to)
 
 
-def e4m3_to_float(data: Tensor) -> Tensor:
-    """FP8 e4m3fn bytes (uint8) as float32."""
-    return data.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
+@cache
+@torch.inference_mode(False)
+def e4m3_table(to: torch.dtype, device: torch.device) -> Tensor:
+    """The value of every e4m3fn byte, [256]."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32).to(device, to)
+
+
+@cache
+@torch.inference_mode(False)
+def e2m1_table(to: torch.dtype, device: torch.device) -> Tensor:
+    """The two values of every byte of two e2m1 codes, [256, 2], low nibble first."""
+    values = torch.tensor([*FP4_VALUES, *(-v for v in FP4_VALUES)], dtype=to)
+    byte = torch.arange(256)
+    return torch.stack((values[byte & 15], values[byte >> 4]), dim=-1).to(device)
 
 
 def float_to_e4m3(x: Tensor) -> Tensor:
@@ -58,29 +84,29 @@ def float_to_e4m3(x: Tensor) -> Tensor:
 
 def float_to_e2m1(x: Tensor) -> Tensor:
     """Float32 within +-6 as 4-bit codes (uint8, sign in bit 3), ties to the even code; -0 keeps its sign."""
-    magnitude = x.abs()
-    code = torch.zeros_like(x, dtype=torch.uint8)
-    for below, midpoint in enumerate(FP4_MIDPOINTS):
-        # A tie between codes `below` and `below + 1` goes to the even one.
-        code += (magnitude > midpoint if below % 2 == 0 else magnitude >= midpoint).to(torch.uint8)
-    return code | (torch.signbit(x).to(torch.uint8) << 3)
+    code = torch.bucketize(x.abs(), e2m1_edges(x.device), out_int32=True)
+    return (code | (torch.signbit(x) << 3)).to(torch.uint8)
 
 
-def e2m1_to_float(codes: Tensor) -> Tensor:
-    """4-bit codes (uint8) as float32."""
-    table = torch.tensor([*FP4_VALUES, *(-v for v in FP4_VALUES)], dtype=torch.float32, device=codes.device)
-    return table[codes.to(torch.int32)]
+@cache
+@torch.inference_mode(False)
+def e2m1_edges(device: torch.device) -> Tensor:
+    """The largest float32 magnitudes of the codes 0 to 6, [7]: a tie between two codes goes to the even one."""
+    midpoints = torch.tensor(FP4_MIDPOINTS, dtype=torch.float32)
+    is_odd = torch.arange(len(FP4_MIDPOINTS)) % 2 == 1
+    return torch.where(is_odd, midpoints.nextafter(torch.zeros(())), midpoints).to(device)
+
+
+def e2m1_to_float(data: Tensor, to: torch.dtype = torch.float32) -> Tensor:
+    """Bytes `[..., n/2]` of two 4-bit codes each as values `[..., n]`."""
+    pairs = e2m1_table(to, data.device).index_select(0, data.flatten().to(torch.int32))
+    return pairs.view(*data.shape[:-1], 2 * data.shape[-1])
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
     """Codes `[..., n]` as bytes `[..., n/2]`; the low nibble is the even channel."""
     pairs: Tensor = codes.unflatten(-1, (-1, 2))
     return pairs[..., 0] | (pairs[..., 1] << 4)
-
-
-def unpack_nibbles(data: Tensor) -> Tensor:
-    """Bytes `[..., n/2]` as codes `[..., n]`; inverse of pack_nibbles."""
-    return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
 
 
 def quantise_fp8(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
@@ -92,9 +118,9 @@ def quantise_fp8(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     return float_to_e4m3(scaled.clamp(-FP8_MAX, FP8_MAX)).flatten(-2), scales
 
 
-def dequantise_fp8(data: Tensor, scales: Tensor) -> Tensor:
-    """Float32 `[..., n]` of quantise_fp8's bytes; the group is n / number of scales."""
-    return _scaled(e4m3_to_float(data), ue8m0_to_float(scales))
+def dequantise_fp8(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
+    """Values `[..., n]` of quantise_fp8's bytes; the group is n / number of scales."""
+    return _scaled(e4m3_to_float(data, to), ue8m0_to_float(scales, to))
 
 
 def quantise_fp4(x: Tensor, group: int = 16) -> tuple[Tensor, Tensor]:
@@ -106,9 +132,9 @@ def quantise_fp4(x: Tensor, group: int = 16) -> tuple[Tensor, Tensor]:
     return pack_nibbles(float_to_e2m1(scaled.clamp(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
 
 
-def dequantise_fp4(data: Tensor, scales: Tensor) -> Tensor:
-    """Float32 `[..., n]` of quantise_fp4's bytes."""
-    return _scaled(e2m1_to_float(unpack_nibbles(data)), e4m3_to_float(scales))
+def dequantise_fp4(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
+    """Values `[..., n]` of quantise_fp4's bytes."""
+    return _scaled(e2m1_to_float(data, to), e4m3_to_float(scales, to))
 
 
 def quantise_mxfp4(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
@@ -120,9 +146,9 @@ def quantise_mxfp4(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     return pack_nibbles(float_to_e2m1(scaled.clamp(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
 
 
-def dequantise_mxfp4(data: Tensor, scales: Tensor) -> Tensor:
-    """Float32 `[..., n]` of quantise_mxfp4's bytes; also the weights of routed experts."""
-    return _scaled(e2m1_to_float(unpack_nibbles(data)), ue8m0_to_float(scales))
+def dequantise_mxfp4(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
+    """Values `[..., n]` of quantise_mxfp4's bytes; also the weights of routed experts."""
+    return _scaled(e2m1_to_float(data, to), ue8m0_to_float(scales, to))
 
 
 def dequantise_fp8_blocks(weight: Tensor, scales: Tensor, block: int = 32) -> Tensor:
@@ -146,5 +172,9 @@ def join_rows(data: Tensor, scales: Tensor) -> Tensor:
 
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
     groups = scales.shape[-1]
-    grouped: Tensor = values.unflatten(-1, (groups, -1)) * scales.unsqueeze(-1)
-    return grouped.flatten(-2)
+    values.unflatten(-1, (groups, -1)).mul_(scales.unsqueeze(-1))  # fresh from a table, so nobody else sees it change
+    return values
+
+
+def _look_up(table: Tensor, data: Tensor) -> Tensor:
+    return table.index_select(0, data.flatten().to(torch.int32)).view(data.shape)

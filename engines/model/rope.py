@@ -5,26 +5,31 @@ from dataclasses import dataclass
 
 import torch
 from shoal.engines.model.config import RopeScaling
+from shoal.engines.model.numerics import Numerics
+from shoal.engines.model.placement import Tile
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Cosine and sine of each row's angles, wide [..., pairs]; `inverse` turns back."""
+    """Cosine and sine of each row's angles as complex numbers [..., pairs]; `inverse` turns back."""
 
-    cos: Tensor
-    sin: Tensor
+    turn: Tensor
 
     def inverse(self) -> "Phases":
         """The conjugate phases."""
-        return Phases(self.cos, -self.sin)
+        return Phases(self.turn.conj_physical())
 
     def unsqueeze(self, dim: int) -> "Phases":
         """The same phases with a broadcast dimension (heads)."""
-        return Phases(self.cos.unsqueeze(dim), self.sin.unsqueeze(dim))
+        return Phases(self.turn.unsqueeze(dim))
+
+    def of_tile(self, tile: Tile) -> "Phases":
+        """The phases [B, n, pairs] of a tile's rows."""
+        return Phases(tile.take(self.turn))
 
     def __getitem__(self, rows: Tensor) -> "Phases":
-        return Phases(self.cos[rows], self.sin[rows])
+        return Phases(self.turn[rows])
 
 
 def frequencies(channels: int, theta: float, scaling: RopeScaling | None) -> Tensor:
@@ -50,13 +55,17 @@ def frequencies(channels: int, theta: float, scaling: RopeScaling | None) -> Ten
 def phases(frequency: Tensor, positions: Tensor, wide: torch.dtype) -> Phases:
     """Phases of absolute positions, int64 [...]; the angle is a float32 product, as in the published code."""
     angle = (positions.unsqueeze(-1).to(torch.float32) * frequency).to(wide)
-    return Phases(angle.cos(), angle.sin())
+    return Phases(torch.complex(angle.cos(), angle.sin()))
 
 
-def rotate(x: Tensor, by: Phases) -> Tensor:
-    """`x` [..., channels] with its last 2 x pairs channels turned; the phases broadcast over the leading dims."""
-    pairs = by.cos.shape[-1]
-    still, turning = x[..., : -2 * pairs], x[..., -2 * pairs :].unflatten(-1, (pairs, 2))
-    real, imaginary = turning[..., 0], turning[..., 1]
-    turned = torch.stack((real * by.cos - imaginary * by.sin, real * by.sin + imaginary * by.cos), dim=-1)
-    return torch.cat((still, turned.flatten(-2)), dim=-1)
+def rotate_rounded(numerics: Numerics, x: Tensor, by: Phases) -> Tensor:
+    """`x` [..., channels] with its last 2 x pairs channels turned and rounded, in place; the phases broadcast.
+
+    `x` belongs to the caller alone and lies on the activation grid already, so that the channels that stand still
+    need no rounding: they would round to themselves.
+    """
+    tail = x[..., x.shape[-1] - 2 * by.turn.shape[-1] :]
+    # One complex product: (real + i imaginary) (cos + i sin).
+    torch.view_as_complex(tail.unflatten(-1, (-1, 2))).mul_(by.turn)
+    numerics.round_(tail)
+    return x

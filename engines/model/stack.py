@@ -101,7 +101,7 @@ class LayerRunner:
             self.probe.record("pre", layer, residual.pre)
             residual = self.remember(layer, layer_weights, residual, rows)
             if layer in self.config.text.dspark_target_layer_ids:
-                taps.append(self.numerics.round(residual.streams.mean(1)))
+                taps.append(self.numerics.round_(residual.streams.mean(1)))
             x = self.read(residual, layer_weights.attn_norm)
             if layer_weights.compressor is not None:
                 state.compress(layer, x, rows)
@@ -123,7 +123,7 @@ class LayerRunner:
 
     def collapsed(self, residual: Residual) -> Tensor:
         """The rows [T, H] that the next reader of the streams sees, rounded."""
-        return self.numerics.round(mhc.collapse(residual.streams, residual.pre))
+        return self.numerics.round_(mhc.collapse(residual.streams, residual.pre))
 
     def read(self, residual: Residual, norm: Tensor) -> Tensor:
         """The normed input [T, H] of the next sublayer."""
@@ -131,7 +131,7 @@ class LayerRunner:
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm with the text's eps, rounded."""
-        return self.numerics.round(rms_norm(x, weight, self.config.text.rms_norm_eps))
+        return self.numerics.round_(rms_norm(x, weight, self.config.text.rms_norm_eps))
 
     def remember(self, layer: int, weights: LayerWeights, residual: Residual, rows: Rows) -> Residual:
         """The residual with a layer's Engram memory written into it, if the layer has one."""
@@ -158,11 +158,11 @@ class LayerRunner:
         latents, kv = project(self.numerics, x, weights.attention, phases, text.rms_norm_eps)
         out = state.attend(layer, latents, x, kv, rows)
         self.probe.record("attn_out", layer, out)
-        residual = Residual(self.numerics.round(mhc.write(residual.streams, out, by)), by.pre)
+        residual = Residual(self.numerics.round_(mhc.write(residual.streams, out, by)), by.pre)
         by = self._mix("hc_ffn", layer, residual.streams, weights.hc_ffn)
         out = self._experts(layer, weights, self.read(residual, weights.ffn_norm), rows.image_mask)
         self.probe.record("ffn_out", layer, out)
-        return Residual(self.numerics.round(mhc.write(residual.streams, out, by)), by.pre)
+        return Residual(self.numerics.round_(mhc.write(residual.streams, out, by)), by.pre)
 
     def _mix(self, name: str, layer: int, streams: Tensor, weights: mhc.HyperWeights) -> mhc.Mix:
         by = mhc.mix(streams, weights, self.config.text.hc_sinkhorn_iters, self.config.text.hc_eps)

@@ -10,7 +10,7 @@ HIDDEN, EXPERTS, SCALE = 8, 5, 1.5
 def router(seed: int) -> MoeWeights:
     random = torch.Generator().manual_seed(seed)
     nothing = Linear(torch.zeros(1, 1))
-    unused = Expert(nothing, nothing, nothing)
+    unused = Expert(nothing, nothing)
     rows = torch.randn(EXPERTS, HIDDEN, generator=random)
     biases = torch.randn(2, EXPERTS, generator=random)
     return MoeWeights(rows, biases[0], biases[1], (), unused)
