@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from shoal.cluster.commands.client import chat_once, data_url, message, story
+from shoal.cluster.commands.client import chat_once, data_url, key_header, message, story
 from shoal.cluster.commands.operate import Name
 from shoal.cluster.commands.running import BAD_USAGE, friendly_errors
 from shoal.cluster.commands.story import story_lines
@@ -34,7 +34,10 @@ def chat(
     name: Name = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a running cluster. Example: shoal chat --image photo.png --explain "What is this?"."""
+    """Ask a running cluster. Example: shoal chat --image photo.png --explain "What is this?".
+
+    A cluster with API keys wants one in $SHOAL_API_KEY.
+    """
     with friendly_errors():
         where = (endpoint or find(name).http).rstrip("/")
         missing = [str(path) for path in image or [] if not path.is_file()]
@@ -65,7 +68,7 @@ def served_model(endpoint: str) -> str:
     from shoal.cluster.live.session import SessionError
 
     try:
-        models = httpx.get(f"{endpoint}/v1/models", timeout=10.0).json()
+        models = httpx.get(f"{endpoint}/v1/models", timeout=10.0, headers=key_header()).json()
         served: str = models["data"][0]["id"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
         raise SessionError(f"{endpoint} does not answer as a Shoal cluster does: {error}") from error

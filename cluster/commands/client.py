@@ -3,6 +3,7 @@
 import base64
 import json
 import mimetypes
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,13 @@ def message(text: str, images: list[str]) -> dict[str, Any]:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
+def key_header() -> dict[str, str]:
+    """The API key of `$SHOAL_API_KEY` as a header, for clusters that ask for one; a key on a command line would show
+    in process lists."""
+    key = os.environ.get("SHOAL_API_KEY", "")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 def chat_once(
     endpoint: str, body: dict[str, Any], request_id: str, on_text: Callable[[str], None] = lambda text: None
 ) -> Reply:
@@ -55,7 +63,7 @@ def chat_once(
             f"{endpoint}/v1/chat/completions",
             json=body,
             timeout=TIMEOUT_S,
-            headers={"x-request-id": request_id},
+            headers=key_header() | {"x-request-id": request_id},
         ) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise SessionError(_error_text(answer.read(), answer.status_code))
@@ -79,7 +87,7 @@ def chat_once(
 def story(endpoint: str, request_id: str) -> dict[str, Any]:
     """The timeline of a recent request; empty marks if the entrypoint has forgotten it."""
     try:
-        answer = httpx.get(f"{endpoint}/debug/requests/{request_id}", timeout=10.0)
+        answer = httpx.get(f"{endpoint}/debug/requests/{request_id}", timeout=10.0, headers=key_header())
         found: dict[str, Any] = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise SessionError(f"{endpoint} does not tell about {request_id}: {error}") from error

@@ -1,6 +1,7 @@
 """The actor around a vision tower: one image at a time, equal images once, embeddings cached by digest."""
 
 import asyncio
+import logging
 import os
 from collections import OrderedDict
 from pathlib import Path
@@ -19,7 +20,11 @@ from shoal.cluster.live.tasks import Tasks
 if TYPE_CHECKING:
     from shoal.engines.run.vision import Canvas, VisionRunner
 
+log = logging.getLogger(__name__)
+
 REPORT_S = 0.1
+IMAGE_S = 120.0  # far above the largest image on a slow CPU (1,024 tokens of the released tower)
+HUNG_EXIT = 73
 
 
 class EncoderActor:
@@ -31,6 +36,7 @@ class EncoderActor:
         self._cache_bytes = spec.cluster.encoders[0].cache_bytes
         self._runner: VisionRunner | None = None
         self._put = place.put
+        self._end = place.end
         self._directory = place.members(spec.name, lambda view: None)
         self._tasks = Tasks()
         self._rate = Rate()
@@ -104,7 +110,12 @@ class EncoderActor:
         runner = self._runner
         assert runner is not None, f"{self._group} is called before open() has returned"
         async with self._one_at_a_time:
-            rows = await asyncio.to_thread(runner.encode, canvas)
+            try:
+                rows = await asyncio.wait_for(asyncio.to_thread(runner.encode, canvas), timeout=IMAGE_S)
+            except TimeoutError:  # the thread cannot be ended, and with it nothing else here gets on
+                log.critical("an image took more than %.0f s: this encoder ends, to come back in a new epoch", IMAGE_S)
+                self._end(HUNG_EXIT)
+                raise
         bits: Rows = rows.bfloat16().contiguous().view(dtype=_uint16()).numpy()
         self._rate.add(self._waiting[digest])
         reference = await asyncio.to_thread(self._put, bits)  # waits while the object store is full
