@@ -37,6 +37,11 @@ class IndexService:
         with self._lock:
             return self._index.release(pin)
 
+    def owners(self) -> frozenset[str]:
+        """Everybody who holds a pin."""
+        with self._lock:
+            return self._index.owners()
+
     def release_owner(self, owner: str) -> int:
         """End every pin of a process that is gone."""
         with self._lock:

@@ -198,8 +198,15 @@ class IndexActor:
         self._alive = alive
 
     async def _sweep_forever(self, service: IndexService) -> None:
+        gone: frozenset[str] = frozenset()
         while True:
             await asyncio.sleep(SWEEP_S)
+            # A call of a dead engine may be carried out after its loss was seen: whoever is not alive at two rounds
+            # in a row is let go (once might be an engine that this view does not know yet).
+            absent = service.owners() - frozenset(map(str, self._alive))
+            for owner in absent & gone:
+                service.release_owner(owner)
+            gone = absent
             swept: Any = await self._run(lambda: sweep(service, self._nodes, self._config))
             for reason in swept.reasons:
                 log.warning("upkeep: %s", reason)

@@ -139,6 +139,10 @@ class StoreIndex:
             heappush(self._ages, self._overdue.pop())
         return True
 
+    def owners(self) -> frozenset[str]:
+        """Everybody who holds a pin."""
+        return frozenset(name for _, name in self._pins.values())
+
     def release_owner(self, owner: str) -> int:
         """End every pin of an owner that is gone (its process ended, so no read of its can be under way)."""
         pins = [pin for pin, (_, name) in self._pins.items() if name == owner]

@@ -400,7 +400,9 @@ class World:
         await until(lambda: not self.held(), self.held, QUIET_S)
         for engine in self.engines():
             await engine._parts.steps.call(lambda e: e.check())
-        assert not self.raised, self.raised
+        # A task of a killed part may be collected before it has seen its cancellation: a real process just ends.
+        raised = [what for what in self.raised if "destroyed" not in what or "Task cancelling" not in what]
+        assert not raised, raised
         assert not self.loud.lines, self.loud.lines
 
     def held(self) -> list[str]:
