@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shoal.cluster.core.handoff import (
@@ -62,7 +63,7 @@ class _Outgoing:
     state: StateArrived | None = None  # once the prompt is done; repeated until the target has released the ticket
     state_sent_s: float = 0.0
     written: int = 0  # places of the block table already given to writes
-    jobs: "asyncio.Queue[Coroutine[Any, Any, None]]" = field(default_factory=asyncio.Queue)
+    jobs: "asyncio.Queue[Callable[[], Coroutine[Any, Any, None]]]" = field(default_factory=asyncio.Queue)
 
 
 class HandoffSource:
@@ -103,7 +104,7 @@ class HandoffSource:
             assert first == out.written, f"{sequence}: blocks from place {first}, but {out.written} were written"
             out.written += len(blocks)
             targets = out.ticket.blocks[first : first + len(blocks)]
-            out.jobs.put_nowait(self._write_blocks(out, blocks, targets))
+            out.jobs.put_nowait(partial(self._write_blocks, out, blocks, targets))
 
     def prompt_ready(self, sequence: str, prompt: PromptReady) -> None:
         """The prompt is done: send the state, write the partial block and the slot, notify."""
@@ -114,9 +115,9 @@ class HandoffSource:
         count = self._layout.blocks_for(prompt.state.cached)
         blocks = prompt.blocks[out.written : count]
         if blocks:
-            out.jobs.put_nowait(self._write_blocks(out, blocks, out.ticket.blocks[out.written : count]))
+            out.jobs.put_nowait(partial(self._write_blocks, out, blocks, out.ticket.blocks[out.written : count]))
         out.written = count
-        out.jobs.put_nowait(self._write_slot(out, prompt.slot))
+        out.jobs.put_nowait(partial(self._write_slot, out, prompt.slot))
 
     def abort(self, sequence: str, reason: str) -> None:
         """End the sequence's ticket from this side."""
@@ -167,13 +168,10 @@ class HandoffSource:
         ticket_id = out.ticket.ticket_id
         try:
             while self._outgoing.get(ticket_id) is out:
-                await (await out.jobs.get())
+                await (await out.jobs.get())()
         except Exception as error:
             log.exception("%s: a write could not be prepared", ticket_id)
             self._perform(self._ledger.abort(ticket_id, f"write: {type(error).__name__}"))
-        finally:
-            while not out.jobs.empty():
-                out.jobs.get_nowait().close()
 
     async def _write_blocks(self, out: _Outgoing, sources: tuple[int, ...], targets: tuple[int, ...]) -> None:
         def prepare() -> Pieces:

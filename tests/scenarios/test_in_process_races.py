@@ -28,7 +28,9 @@ def leave_at(world, service, job, state):
     async def client():
         task = asyncio.create_task(world.ask(service, job))
         await until(lambda: job.request_id in service._runs, "begun")
-        await until(lambda: task.done() or machine_of(service, job).state is state, state)
+        async with asyncio.timeout(30.0):  # looked at in every turn of the loop: some states last but a few
+            while not task.done() and machine_of(service, job).state is not state:
+                await asyncio.sleep(0)
         assert not task.done(), f"the request never was {state}"
         task.cancel()
         await asyncio.wait((task,))
