@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,11 +173,6 @@ def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         sleep_s(POLL_S)
     return True
-
-
-def clear_run_dir(spec: ClusterSpec) -> None:
-    """Delete what a cluster kept on disk: its store."""
-    shutil.rmtree(spec.run_dir, ignore_errors=True)
 
 
 def _answers(spec: ClusterSpec) -> bool:
