@@ -1,18 +1,9 @@
 """Choose a COMPLETION group: blocks, slots, places, and the predicted cost of a step after joining; room is held."""
 
-from dataclasses import dataclass
-
 from shoal.balancers.config import NO_GROUP, ROOM, TOO_LONG, DecodeConfig
 from shoal.balancers.reports import Choice, DecodeNeed, DecodeReport, Full, GroupRef, GroupScore
-from shoal.balancers.reservations import Hold, Reservations
-
-
-@dataclass(slots=True)
-class _Load:
-    """A ready group: its last report (None until the first, and then it is not usable) and choices so far."""
-
-    report: DecodeReport | None = None
-    chosen: int = 0
+from shoal.balancers.reservations import Hold
+from shoal.balancers.roster import Roster
 
 
 class DecodeBalancer:
@@ -20,8 +11,8 @@ class DecodeBalancer:
 
     def __init__(self, config: DecodeConfig) -> None:
         self._config = config
-        self._loads: dict[GroupRef, _Load] = {}
-        self._held = Reservations(width=2)  # blocks, tokens
+        self._roster: Roster[DecodeReport] = Roster(width=2)  # blocks, tokens
+        self._held = self._roster.held
 
     @property
     def holds(self) -> int:
@@ -30,17 +21,11 @@ class DecodeBalancer:
 
     def set_ready(self, groups: tuple[GroupRef, ...], now_us: int) -> None:
         """These groups may be given work; others are forgotten with what was held there."""
-        self._loads = {group: self._loads.get(group, _Load()) for group in groups}
-        self._held.keep(frozenset(groups))
-        self._held.expire(now_us)
+        self._roster.set_ready(groups, now_us)
 
     def report(self, report: DecodeReport, now_us: int) -> None:
         """Take a group's own numbers; older ones and those of unknown lives are ignored."""
-        load = self._loads.get(report.group)
-        self._held.confirm(report.group, report.known)
-        if load is not None and (load.report is None or report.seq > load.report.seq):
-            load.report = report
-        self._held.expire(now_us)
+        self._roster.report(report, now_us)
 
     def release(self, reservation: str) -> None:
         """The room held for this reservation is not needed."""
@@ -50,7 +35,7 @@ class DecodeBalancer:
         """The group whose step costs least after joining, held under `need.reservation`; or why there is none."""
         self._held.expire(now_us)
         self._held.release(need.reservation)
-        reported = {g: load.report for g, load in self._loads.items() if load.report is not None}
+        reported = {g: load.report for g, load in self._roster.loads.items() if load.report is not None}
         if not reported:
             return Full(NO_GROUP, "no COMPLETION group is ready", self._config.retry_us)
         if all(self._blocks(need.tokens_final) > r.blocks_total for r in reported.values()):
@@ -61,13 +46,10 @@ class DecodeBalancer:
         if not usable:
             reason = "; ".join(f"{s.group.name}: {s.refused}" for s in scores)
             return Full(ROOM, reason, self._config.retry_us, scores)
-        preferred = [s for s in usable if s.group.name not in need.excluded] or usable
-        best = min(preferred, key=lambda s: (s.cost_us, self._loads[s.group].chosen, s.group))
+        best = self._roster.best(usable, need.excluded)
         expires_us = now_us + self._config.reservation_us
         hold = Hold(best.group, (self._blocks(need.tokens), need.tokens), expires_us)
-        self._held.hold(need.reservation, hold)
-        self._loads[best.group].chosen += 1
-        return Choice(best.group, need.reservation, expires_us, best.cost_us, scores)
+        return self._roster.choose(best, need.reservation, hold, scores)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._config.block_tokens)

@@ -1,19 +1,9 @@
 """Choose an encoder for one image: queued patches, and the encoder that already holds its embedding."""
 
-from dataclasses import dataclass
-
 from shoal.balancers.config import NO_GROUP, QUEUE, EncodeConfig
 from shoal.balancers.reports import Choice, EncodeNeed, EncodeReport, Full, GroupRef, GroupScore
-from shoal.balancers.reservations import Hold, Reservations
-
-
-@dataclass(slots=True)
-class _Load:
-    """A ready encoder: its last report, what it caches or is about to encode, and choices so far."""
-
-    report: EncodeReport | None = None
-    cached: frozenset[bytes] = frozenset()
-    chosen: int = 0
+from shoal.balancers.reservations import Hold
+from shoal.balancers.roster import Roster
 
 
 class EncodeBalancer:
@@ -21,8 +11,8 @@ class EncodeBalancer:
 
     def __init__(self, config: EncodeConfig) -> None:
         self._config = config
-        self._loads: dict[GroupRef, _Load] = {}
-        self._held = Reservations(width=1)
+        self._roster: Roster[EncodeReport] = Roster(width=1)
+        self._held = self._roster.held
         self._coming: dict[str, tuple[GroupRef, bytes]] = {}
 
     @property
@@ -32,16 +22,12 @@ class EncodeBalancer:
 
     def set_ready(self, groups: tuple[GroupRef, ...], now_us: int) -> None:
         """These encoders may be given work; others are forgotten with what was held there."""
-        self._loads = {group: self._loads.get(group, _Load()) for group in groups}
-        self._held.keep(frozenset(groups))
+        self._roster.set_ready(groups, now_us)
         self._tidy(now_us)
 
     def report(self, report: EncodeReport, now_us: int) -> None:
         """Take an encoder's own numbers; older ones and those of unknown lives are ignored."""
-        load = self._loads.get(report.group)
-        self._held.confirm(report.group, report.known)
-        if load is not None and (load.report is None or report.seq > load.report.seq):
-            load.report, load.cached = report, frozenset(report.cached)
+        self._roster.report(report, now_us)
         self._tidy(now_us)
 
     def release(self, reservation: str) -> None:
@@ -53,28 +39,26 @@ class EncodeBalancer:
         """The encoder that can have the embedding first, held under `need.reservation`; or why there is none."""
         self.release(need.reservation)
         self._tidy(now_us)
-        if not self._loads:
+        if not self._roster.loads:
             return Full(NO_GROUP, "no encoder is ready", 1_000_000)
-        scores = tuple(self._score(group, need) for group in sorted(self._loads))
+        scores = tuple(self._score(group, need) for group in sorted(self._roster.loads))
         usable = [s for s in scores if not s.refused]
         if not usable:
             quickest = min(s.terms[0][1] for s in scores)
             reason = "; ".join(f"{s.group.name}: {s.refused}" for s in scores)
             return Full(QUEUE, reason, max(1_000_000, int(quickest)), scores)
-        preferred = [s for s in usable if s.group.name not in need.excluded] or usable
-        best = min(preferred, key=lambda s: (s.cost_us, self._loads[s.group].chosen, s.group))
+        best = self._roster.best(usable, need.excluded)
         expires_us = now_us + self._config.reservation_us
         new_patches = 0 if self._has(best.group, need.digest) else need.patches
-        self._held.hold(need.reservation, Hold(best.group, (new_patches,), expires_us))
         self._coming[need.reservation] = (best.group, need.digest)
-        self._loads[best.group].chosen += 1
-        return Choice(best.group, need.reservation, expires_us, best.cost_us, scores)
+        return self._roster.choose(best, need.reservation, Hold(best.group, (new_patches,), expires_us), scores)
 
     def _has(self, group: GroupRef, digest: bytes) -> bool:
-        return digest in self._loads[group].cached or (group, digest) in self._coming.values()
+        report = self._roster.loads[group].report
+        return (report is not None and digest in report.cached) or (group, digest) in self._coming.values()
 
     def _score(self, group: GroupRef, need: EncodeNeed) -> GroupScore:
-        report = self._loads[group].report
+        report = self._roster.loads[group].report
         held, held_patches = self._held.held(group)
         measured = report.patches_per_s if report else 0.0
         patch_us = 1e6 / (measured if measured > 0 else self._config.patches_per_s)

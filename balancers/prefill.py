@@ -1,21 +1,13 @@
 """Choose a PROMPT (or NORMAL) group: predicted queue wait, uncached work, fetch, locality; room is held at once."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from shoal.balancers.config import DEADLINE, NO_GROUP, QUEUE, PrefillConfig
 from shoal.balancers.reports import Choice, Full, GroupRef, GroupScore, PrefillNeed, PrefillReport
-from shoal.balancers.reservations import Hold, Reservations
+from shoal.balancers.reservations import Hold
+from shoal.balancers.roster import Roster
 
 PREFIXES_MAX = 4096  # remembered prefixes: 4096 x (16 B key + a set of names) stays below 2 MB
-
-
-@dataclass(slots=True)
-class _Load:
-    """A ready group: its last report (None: new, empty) and how often it was chosen."""
-
-    report: PrefillReport | None = None
-    chosen: int = 0
 
 
 class PrefillBalancer:
@@ -23,8 +15,8 @@ class PrefillBalancer:
 
     def __init__(self, config: PrefillConfig) -> None:
         self._config = config
-        self._loads: dict[GroupRef, _Load] = {}
-        self._held = Reservations(width=1)
+        self._roster: Roster[PrefillReport] = Roster(width=1)
+        self._held = self._roster.held
         self._served: OrderedDict[bytes, set[GroupRef]] = OrderedDict()
 
     @property
@@ -34,17 +26,11 @@ class PrefillBalancer:
 
     def set_ready(self, groups: tuple[GroupRef, ...], now_us: int) -> None:
         """These groups may be given work; others are forgotten with what was held there."""
-        self._loads = {group: self._loads.get(group, _Load()) for group in groups}
-        self._held.keep(frozenset(groups))
-        self._held.expire(now_us)
+        self._roster.set_ready(groups, now_us)
 
     def report(self, report: PrefillReport, now_us: int) -> None:
         """Take a group's own numbers; older ones and those of unknown lives are ignored."""
-        load = self._loads.get(report.group)
-        self._held.confirm(report.group, report.known)
-        if load is not None and (load.report is None or report.seq > load.report.seq):
-            load.report = report
-        self._held.expire(now_us)
+        self._roster.report(report, now_us)
 
     def release(self, reservation: str) -> None:
         """The room held for this reservation is not needed."""
@@ -54,22 +40,20 @@ class PrefillBalancer:
         """The cheapest ready group whose queue has room, held under `need.reservation`; or why there is none."""
         self._held.expire(now_us)
         self._held.release(need.reservation)
-        if not self._loads:
+        if not self._roster.loads:
             return Full(NO_GROUP, "no PROMPT group is ready", self._config.reservation_us // 10)
-        scores = tuple(self._score(group, need, now_us) for group in sorted(self._loads))
+        scores = tuple(self._score(group, need, now_us) for group in sorted(self._roster.loads))
         usable = [s for s in scores if not s.refused]
         if not usable:
             return self._full(scores)
-        preferred = [s for s in usable if s.group.name not in need.excluded] or usable
-        best = min(preferred, key=lambda s: (s.cost_us, self._loads[s.group].chosen, s.group))
+        best = self._roster.best(usable, need.excluded)
         expires_us = now_us + self._config.reservation_us
-        self._held.hold(need.reservation, Hold(best.group, (need.uncached_tokens,), expires_us))
-        self._loads[best.group].chosen += 1
         self._remember(need.prefix, best.group)
-        return Choice(best.group, need.reservation, expires_us, best.cost_us, scores)
+        hold = Hold(best.group, (need.uncached_tokens,), expires_us)
+        return self._roster.choose(best, need.reservation, hold, scores)
 
     def _score(self, group: GroupRef, need: PrefillNeed, now_us: int) -> GroupScore:
-        config, report = self._config, self._loads[group].report
+        config, report = self._config, self._roster.loads[group].report
         held_requests, held_tokens = self._held.held(group)
         waiting_requests = held_requests + (report.waiting_requests if report else 0)
         waiting_tokens = held_tokens + (report.waiting_tokens if report else 0)
@@ -103,7 +87,7 @@ class PrefillBalancer:
         if not prefix:
             return
         self._served.setdefault(prefix, set()).add(group)
-        self._served[prefix] &= set(self._loads)
+        self._served[prefix] &= set(self._roster.loads)
         self._served.move_to_end(prefix)
         if len(self._served) > PREFIXES_MAX:
             self._served.popitem(last=False)

@@ -20,7 +20,7 @@ from shoal.cluster.core.messages import (
     PrefillStarted,
     Saved,
 )
-from shoal.cluster.core.names import split_engine_id
+from shoal.cluster.core.names import engine_id, split_engine_id
 from shoal.cluster.core.target_ledger import SOURCE_ABORTED, Ask
 from shoal.cluster.live.clock import monotonic_s, now_us
 from shoal.cluster.live.handoff_bytes import HandoffBytes
@@ -248,7 +248,7 @@ class EngineParts:
             handle.peer.remote(message)
 
     def _release(self, ticket: Ticket) -> None:
-        sequence = f"{ticket.request_id}/{ticket.attempt}"
+        sequence = engine_id(ticket.request_id, ticket.attempt)
         self.steps.post(lambda engine: (engine.abort(sequence), engine.release(sequence)))
         self.sequences.forget(sequence)
 
@@ -276,7 +276,7 @@ class EngineParts:
     def _ticket_ended(self, ended: Ended) -> None:
         if ended.state is TicketState.RELEASED:
             return
-        sequence = f"{ended.ticket.request_id}/{ended.ticket.attempt}"
+        sequence = engine_id(ended.ticket.request_id, ended.ticket.attempt)
         if (origin := self.sequences.origin(sequence)) is not None:
             # A source tells the entrypoint itself why it gave up, if it was not the entrypoint's own wish.
             if ended.reason != SOURCE_ABORTED:
