@@ -11,11 +11,10 @@ from shoal.engines.model.engram import EngramHash, class_map
 from shoal.engines.model.save import quantised, save_checkpoint
 from shoal.engines.toy.configuration import TEXT, VISION, toy_config
 from shoal.engines.toy.initialise import ROW_FACTORS, RULES, SEED, random_weights
-from shoal.engines.toy.text import corpus
-from shoal.engines.toy.tokenizer import special_tokens, train_tokenizer
+from shoal.engines.toy.tokenizer import TOKENIZER_FILE, toy_tokenizer
 
 # Raise it when the built bytes change for a reason that `checkpoint_key` does not see.
-BUILDER_VERSION = 2
+BUILDER_VERSION = 3
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -47,8 +46,7 @@ def ensure_toy(cache_dir: Path | None = None) -> Path:
 
 def write_toy(directory: Path, progress: Callable[[str], None] = lambda line: None) -> None:
     """Write the toy checkpoint into the existing `directory`, telling `progress` each step."""
-    progress("training the tokenizer")
-    tokenizer = train_tokenizer()
+    tokenizer = toy_tokenizer()
     config = toy_config(tokenizer)
     EngramHash.build(config, class_map(tokenizer))  # refuses a configuration that does not fit its tokenizer
     progress("drawing weights")
@@ -56,13 +54,13 @@ def write_toy(directory: Path, progress: Callable[[str], None] = lambda line: No
     progress("quantising weights")
     tensors = quantised(config, floats)
     progress(f"writing {len(tensors)} tensors to {directory}")
-    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
+    shutil.copyfile(TOKENIZER_FILE, directory / "tokenizer.json")
     save_checkpoint(directory, config, tensors)
 
 
 def checkpoint_key() -> str:
     """What distinguishes this builder's checkpoint from another's: 12 hex digits over all that it is built from."""
-    ingredients = (BUILDER_VERSION, TEXT, VISION, SEED, RULES, ROW_FACTORS, special_tokens(), corpus())
+    ingredients = (BUILDER_VERSION, TEXT, VISION, SEED, RULES, ROW_FACTORS, TOKENIZER_FILE.read_bytes())
     return hashlib.sha256(repr(ingredients).encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,7 @@
-"""The toy tokenizer: byte-level BPE of 1024 ids with the chat format's special tokens, trained in a moment.
+"""The toy tokenizer: byte-level BPE of 2048 ids with the chat format's special tokens, kept beside the weights.
+
+`python -m shoal.engines.toy.tokenizer FILE` trains it anew. The text it is trained on holds parts of the standard
+library, which differ between Python versions, and weights belong to one tokenizer only: so the file is kept.
 
 Encoding a chat with it is what the released tokenizer needs too. The image placeholder is spelt otherwise than
 deepseek-recipe's default, so both its front end and its encoder must be told, and the placeholder's id is
@@ -11,18 +14,23 @@ deepseek-recipe's default, so both its front end and its encoder must be told, a
     ids = encoding.with_tokenizer(Tokenizer.from_file(f"{directory}/tokenizer.json")).encode(conversation)
 """
 
-from shoal.engines.toy.text import corpus
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCAB = 1024
+VOCAB = 2048
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 # Ids of the tokens that the configuration names; the rest of the chat format lies between them.
-NOISE_ID = 1000
-IMAGE_ID = 1008
+NOISE_ID = 2024
+IMAGE_ID = 2032
 IMAGE = "<｜deepseek_image｜>"
 CHAT = (
     "<｜User｜>", "<｜Assistant｜>", "<｜System｜>", "<｜latest_reminder｜>", "<think>", "</think>", "｜DSML｜", IMAGE,
 )  # fmt: skip
+TOKENIZER_FILE = Path(__file__).parent / "weights" / "tokenizer.json"
+USAGE = "usage: python -m shoal.engines.toy.tokenizer FILE   (trains the toy tokenizer and writes its tokenizer.json)"
 
 
 def special_tokens() -> dict[int, str]:
@@ -32,11 +40,24 @@ def special_tokens() -> dict[int, str]:
     return dict(enumerate((BOS, EOS, PAD))) | dict(enumerate(late, start=NOISE_ID))
 
 
-def train_tokenizer() -> Tokenizer:
-    """The tokenizer; equal on every machine (training is a count over the text of this folder)."""
+def toy_tokenizer() -> Tokenizer:
+    """The tokenizer that belongs to the toy's weights."""
+    return Tokenizer.from_file(str(TOKENIZER_FILE))
+
+
+def train_tokenizer(lines: Iterable[str]) -> Tokenizer:
+    """A tokenizer of the toy's layout for such text; digits are tokens of their own, so numbers are read by digit.
+
+    Raises ValueError when the text is too little for the wanted number of ids.
+    """
     specials = special_tokens()
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     early = [AddedToken(specials[i], special=True, normalized=False) for i in range(3)]
     trainer = trainers.BpeTrainer(
@@ -46,14 +67,35 @@ def train_tokenizer() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.train_from_iterator(lines, trainer)
     found = tokenizer.get_vocab_size()
-    assert found == NOISE_ID, f"the text gives {found} ids, the layout needs {NOISE_ID}: lengthen the text"
+    if found != NOISE_ID:
+        raise ValueError(f"lines give {found} ids, the layout needs {NOISE_ID}; give more text")
     late = [AddedToken(specials[i], special=True, normalized=False) for i in range(NOISE_ID, VOCAB)]
     tokenizer.add_special_tokens(late)
     assert tokenizer.token_to_id(IMAGE) == IMAGE_ID, "the image token must have the id that config.json names"
     return tokenizer
 
 
+def tokenizer_text(tokenizer: Tokenizer) -> str:
+    """The content of a tokenizer's tokenizer.json."""
+    return str(tokenizer.to_str(pretty=True)) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the file that is named; 2 for wrong usage."""
+    from shoal.engines.toy.text import corpus  # the tasks' text: only training needs it
+
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        return 2
+    Path(arguments[0]).write_text(tokenizer_text(train_tokenizer(corpus())), encoding="utf-8")
+    return 0
+
+
 def _placeholder(number: int) -> str:
     return f"<｜place▁holder▁no▁{number}｜>"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from shoal.engines.run.load import load_model
 from shoal.engines.toy.build import ensure_toy
 from shoal.engines.toy.configuration import toy_config
 from shoal.engines.toy.initialise import random_weights
-from shoal.engines.toy.tokenizer import train_tokenizer
+from shoal.engines.toy.tokenizer import toy_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def toy(toy_dir: Path) -> Model:
 @pytest.fixture(scope="session")
 def narrow() -> Model:
     """Window 16, so 22 ring rows; selection is sparse from 8 entries on."""
-    tokenizer = train_tokenizer()
+    tokenizer = toy_tokenizer()
     config = toy_config(tokenizer)
     text = dataclasses.replace(config.text, sliding_window=16, index_topk=8, candidate_topk_blocks=4)
     config = dataclasses.replace(config, text=text)
