@@ -1,0 +1,101 @@
+"""Mixtures of the tasks to train on, three of them as data, and random sources apart from those of examinations."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from shoal.engines.toy.tasks import arithmetic, chat, copying, lexicon, pictures, prose, recall, schema, tools
+from shoal.engines.toy.tasks.encoding import Codec, encode
+from shoal.engines.toy.tasks.sample import Encoded, Sample
+
+# Redraws before a sample that does not fit is given up: the shortest tasks need hardly any.
+TRIES_MAX = 100
+# Beside the text of a recall sample: the chat format, and what the estimate of its length may be short of.
+RECALL_MARGIN = 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Shares of the tasks (any positive numbers), and the lengths of those that have a choice, in tokens.
+
+    recall_tokens, prose_tokens: (least, most), cut to what a sample may have; recall lengths are drawn so that each
+    doubling is as frequent as another when `recall_is_log`, else evenly. recall_needles: (least, most) codes in a
+    text; recall_turns_max: questions about them.
+    """
+
+    name: str
+    weights: Mapping[str, float]
+    recall_tokens: tuple[int, int]
+    recall_needles: tuple[int, int]
+    recall_turns_max: int
+    prose_tokens: tuple[int, int]
+    recall_is_log: bool = True
+
+
+# The rest of the tasks keep their proportions in all three, so that nothing is forgotten.
+OTHERS = {
+    "copying": 0.15, "lexicon": 0.17, "schema": 0.12, "tools": 0.12, "arithmetic": 0.12, "pictures": 0.17, "chat": 0.09,
+    "prose": 0.06,
+}  # fmt: skip
+SHORT = Mixture("short", OTHERS | {"recall": 0.35}, (64, 450), (1, 3), 3, (64, 400))
+MEDIUM = Mixture("medium", OTHERS | {"recall": 0.8}, (128, 2000), (1, 6), 4, (64, 800))
+LONG = Mixture("long", OTHERS | {"recall": 1.6}, (256, 4000), (2, 8), 5, (64, 1000), recall_is_log=False)
+MIXTURES = {mixture.name: mixture for mixture in (SHORT, MEDIUM, LONG)}
+
+_FIXED: Mapping[str, Callable[[Random], Sample]] = {
+    "copying": copying.generate,
+    "lexicon": lexicon.generate,
+    "schema": schema.generate,
+    "tools": tools.generate,
+    "arithmetic": arithmetic.generate,
+    "pictures": pictures.generate,
+    "chat": chat.generate,
+}
+TASKS = ("recall", *_FIXED, "prose")
+
+
+def training_random(seed: int, index: int) -> Random:
+    """The source of training sample `index`: depends on nothing else, so any worker can draw any sample."""
+    return _random(f"shoal toy training {seed} {index}")
+
+
+def examination_random(seed: int, index: int) -> Random:
+    """The source of examination sample `index`: of no training sample, whatever the seeds."""
+    return _random(f"shoal toy examination {seed} {index}")
+
+
+def sample(dice: Random, mixture: Mixture, tokens: int) -> Sample:
+    """One sample of the mixture; recall and prose have at most about `tokens` tokens, other tasks what they have."""
+    task = dice.choices(tuple(mixture.weights), tuple(mixture.weights.values()))[0]
+    if task == "recall":
+        needles = dice.randint(*mixture.recall_needles)
+        turns = dice.randint(1, min(needles, mixture.recall_turns_max))
+        length = _length(dice, mixture.recall_tokens, tokens, mixture.recall_is_log)
+        return recall.generate(dice, round(length * (1 - RECALL_MARGIN)), needles, turns)
+    if task == "prose":
+        return prose.generate(dice, _length(dice, mixture.prose_tokens, tokens, True))
+    return _FIXED[task](dice)
+
+
+def encoded_sample(dice: Random, mixture: Mixture, tokens: int, codec: Codec) -> tuple[Sample, Encoded]:
+    """A sample that has at most `tokens` tokens, and its ids; redrawn until it fits.
+
+    Raises ValueError when none of many fits, which a limit of some hundred tokens never meets.
+    """
+    for _ in range(TRIES_MAX):
+        drawn = sample(dice, mixture, tokens)
+        encoded = encode(drawn, codec)
+        if len(encoded.ids) <= tokens:
+            return drawn, encoded
+    raise ValueError(f"tokens = {tokens} is too small: {TRIES_MAX} samples of {mixture.name} had more; raise it")
+
+
+def _length(dice: Random, limits: tuple[int, int], tokens: int, is_log: bool) -> int:
+    least, most = min(limits[0], tokens), min(limits[1], tokens)
+    share = dice.random()
+    return round(least * (most / least) ** share if is_log else least + (most - least) * share)
+
+
+def _random(name: str) -> Random:
+    return Random(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16]))
