@@ -38,9 +38,9 @@ OTHERS = {
     "copying": 0.15, "lexicon": 0.17, "schema": 0.12, "tools": 0.12, "arithmetic": 0.12, "pictures": 0.17, "chat": 0.09,
     "prose": 0.06,
 }  # fmt: skip
-SHORT = Mixture("short", OTHERS | {"recall": 0.35}, (64, 450), (1, 3), 3, (64, 400))
-MEDIUM = Mixture("medium", OTHERS | {"recall": 0.8}, (128, 2000), (1, 6), 4, (64, 800))
-LONG = Mixture("long", OTHERS | {"recall": 1.6}, (256, 4000), (2, 8), 5, (64, 1000), recall_is_log=False)
+SHORT = Mixture("short", OTHERS | {"recall": 0.35}, (64, 450), (1, 5), 4, (64, 400))
+MEDIUM = Mixture("medium", OTHERS | {"recall": 0.8}, (128, 2000), (2, 10), 8, (64, 800))
+LONG = Mixture("long", OTHERS | {"recall": 1.6}, (256, 4000), (4, 16), 10, (64, 1000), recall_is_log=False)
 MIXTURES = {mixture.name: mixture for mixture in (SHORT, MEDIUM, LONG)}
 
 _FIXED: Mapping[str, Callable[[Random], Sample]] = {

@@ -1,0 +1,87 @@
+"""Muon for matrices, AdamW for everything else, over stacked parameters.
+
+Muon (K. Jordan and others, 2024) orthogonalises the momentum of each matrix by Newton and Schulz's iteration; the
+step is scaled to the size of an Adam step (Moonlight, 2025: 0.2 sqrt(max(rows, columns))), so both share a rate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5
+MOMENTUM = 0.95
+BETAS = (0.9, 0.95)
+EPS = 1e-8
+STEP_SCALE = 0.2
+MATRIX_ENDINGS = (
+    "wq_a.weight", "wq_b.weight", "wkv.weight", "wo_a.weight", "wo_b.weight", "wgate.weight", "w1.weight", "w2.weight",
+    "w3.weight", "wk.weight", "wqkv.weight", "wo.weight", "main_proj.weight",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Optimiser:
+    """State and rules of one training run; `rates` multiplies the rate of single stacks."""
+
+    parameters: Mapping[str, nn.Parameter]
+    groups: int
+    weight_decay: float = 0.05
+    rates: Mapping[str, float] = field(default_factory=dict)
+    state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def step(self, rate: float, norm_max: float) -> float:
+        """Apply the gradients and forget them; the norm of the non-matrix gradients, which alone are clipped.
+
+        Without a finite norm nothing changes.
+        """
+        trained = {n: p for n, p in self.parameters.items() if p.requires_grad and p.grad is not None}
+        grads = [p.grad for p in trained.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        value = float(norm)
+        if value == value and value != float("inf"):
+            clip = min(1.0, norm_max / (value + 1e-6))
+            for name, parameter in trained.items():
+                self._apply(name, parameter, rate * self.rates.get(name, 1.0), clip)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        return value
+
+    def _apply(self, name: str, parameter: nn.Parameter, rate: float, clip: float) -> None:
+        grad, state = parameter.grad, self.state.setdefault(name, {})
+        assert grad is not None
+        if name.endswith(MATRIX_ENDINGS):
+            momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+            momentum.lerp_(grad, 1 - MOMENTUM)
+            parameter.mul_(1 - rate * self.weight_decay)
+            parameter.add_(self._direction(name, grad.lerp(momentum, MOMENTUM)), alpha=-rate)
+            return
+        count = int(state.setdefault("steps", torch.zeros((), dtype=torch.int64, device="cpu")).add_(1))
+        first = state.setdefault("first", torch.zeros_like(parameter))
+        second = state.setdefault("second", torch.zeros_like(parameter))
+        grad = grad * clip
+        first.lerp_(grad, 1 - BETAS[0])
+        second.lerp_(grad.square(), 1 - BETAS[1])
+        scale = (second / (1 - BETAS[1] ** count)).sqrt_().add_(EPS)
+        parameter.addcdiv_(first, scale, value=-rate / (1 - BETAS[0] ** count))
+
+    def _direction(self, name: str, momentum: Tensor) -> Tensor:
+        shape = momentum.shape
+        if name.endswith("wo_a.weight"):  # each group is a matrix of its own
+            momentum = momentum.unflatten(1, (self.groups, -1)).flatten(0, 1)
+        scale = STEP_SCALE * max(momentum.shape[-2:]) ** 0.5
+        return (orthogonal(momentum) * scale).view(shape)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Matrices [n, rows, columns] with all singular values near one (between about 0.7 and 1.2)."""
+    x = matrices.bfloat16()
+    is_tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if is_tall else x
+    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).bfloat16()
+    for a, b, c in NEWTON_SCHULZ:
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return (x.mT if is_tall else x).float()
