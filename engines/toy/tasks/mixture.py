@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from shoal.engines.toy.tasks import arithmetic, chat, copying, lexicon, pictures, prose, recall, schema, tools
+from shoal.engines.toy.tasks import arithmetic, chat, copying, dialogue, lexicon, pictures, prose, recall, schema, tools
 from shoal.engines.toy.tasks.encoding import Codec, encode
 from shoal.engines.toy.tasks.sample import Encoded, Sample
 
@@ -38,7 +38,7 @@ class Mixture:
 # The rest of the tasks keep their proportions in all three, so that nothing is forgotten.
 OTHERS = {
     "copying": 0.15, "lexicon": 0.17, "schema": 0.12, "tools": 0.12, "arithmetic": 0.12, "pictures": 0.17, "chat": 0.09,
-    "prose": 0.06,
+    "prose": 0.04,
 }  # fmt: skip
 SHORT = Mixture("short", OTHERS | {"recall": 0.35}, (64, 450), (1, 3), 3, (64, 400))
 MEDIUM = Mixture("medium", OTHERS | {"recall": 0.8}, (128, 2000), (2, 8), 6, (64, 800))
@@ -54,6 +54,9 @@ _FIXED: Mapping[str, Callable[[Random], Sample]] = {
     "pictures": pictures.generate,
     "chat": chat.generate,
 }
+# Tasks that may follow each other in one conversation, and how often they do; and how often a system turn is added.
+_SHORT_TALK = ("copying", "lexicon", "chat")
+DIALOGUE_SHARE, SYSTEM_SHARE = 0.15, 0.1
 TASKS = ("recall", *_FIXED, "prose")
 
 
@@ -70,14 +73,13 @@ def examination_random(seed: int, index: int) -> Random:
 def sample(dice: Random, mixture: Mixture, tokens: int) -> Sample:
     """One sample of the mixture; recall and prose have at most about `tokens` tokens, other tasks what they have."""
     task = dice.choices(tuple(mixture.weights), tuple(mixture.weights.values()))[0]
-    if task == "recall":
-        length = _length(dice, mixture.recall_tokens, round(tokens * (1 - RECALL_MARGIN)), mixture.recall_is_log)
-        needles = min(dice.randint(*mixture.recall_needles), max(1, length // NEEDLE_ROOM))
-        turns = dice.randint(1, min(needles, mixture.recall_turns_max, max(1, length // TURN_ROOM)))
-        return recall.generate(dice, length, needles, turns)
     if task == "prose":
         return prose.generate(dice, _length(dice, mixture.prose_tokens, tokens, True))
-    return _FIXED[task](dice)
+    drawn = _recall(dice, mixture, tokens) if task == "recall" else _FIXED[task](dice)
+    if task in (*_SHORT_TALK, "pictures") and dice.random() < DIALOGUE_SHARE:
+        before = [_FIXED[dice.choice(_SHORT_TALK)](dice) for _ in range(dice.randint(1, 3))]
+        drawn = dialogue.in_one_conversation([*before, drawn])
+    return dialogue.with_system(dice, drawn) if dice.random() < SYSTEM_SHARE else drawn
 
 
 def encoded_sample(dice: Random, mixture: Mixture, tokens: int, codec: Codec) -> tuple[Sample, Encoded]:
@@ -92,6 +94,13 @@ def encoded_sample(dice: Random, mixture: Mixture, tokens: int, codec: Codec) ->
         encoded = encode(drawn, codec)
         if len(encoded.ids) <= tokens:
             return drawn, encoded
+
+
+def _recall(dice: Random, mixture: Mixture, tokens: int) -> Sample:
+    length = _length(dice, mixture.recall_tokens, round(tokens * (1 - RECALL_MARGIN)), mixture.recall_is_log)
+    needles = min(dice.randint(*mixture.recall_needles), max(1, length // NEEDLE_ROOM))
+    turns = dice.randint(1, min(needles, mixture.recall_turns_max, max(1, length // TURN_ROOM)))
+    return recall.generate(dice, length, needles, turns)
 
 
 def _length(dice: Random, limits: tuple[int, int], tokens: int, is_log: bool) -> int:

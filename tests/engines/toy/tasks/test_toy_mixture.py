@@ -4,7 +4,8 @@ from collections import Counter
 from random import Random
 
 import pytest
-from shoal.engines.toy.tasks.encoding import Codec
+from shoal.engines.toy.tasks import arithmetic, copying, dialogue, lexicon, pictures
+from shoal.engines.toy.tasks.encoding import Codec, encode
 from shoal.engines.toy.tasks.mixture import (
     LONG,
     MEDIUM,
@@ -62,16 +63,31 @@ def test_training_and_examination_do_not_meet() -> None:
 
 
 def test_recall_texts_of_examinations_are_new() -> None:
-    texts = [
-        {
-            sample(source(0, i), MEDIUM, 512).messages[0]["content"]
-            for i in range(150)
-            if sample(source(0, i), MEDIUM, 512).task == "recall"
-        }
-        for source in (training_random, examination_random)
-    ]
+    texts = []
+    for source in (training_random, examination_random):
+        drawn = [sample(source(0, i), MEDIUM, 512) for i in range(150)]
+        texts.append({repr(one.messages) for one in drawn if one.task == "recall"})
     assert texts[0]
     assert not texts[0] & texts[1]
+
+
+def test_conversations_go_on_with_other_tasks(codec: Codec) -> None:
+    """Answers of all tasks are marked; the last one is judged."""
+    samples = [copying.generate(Random(1)), pictures.generate(Random(2), 2, 1), lexicon.generate(Random(3))]
+    mixed = dialogue.in_one_conversation(samples)
+    encoded = encode(mixed, codec)
+    assert (mixed.task, len(encoded.canvases)) == ("lexicon", 2)
+    assert mixed.is_right(samples[-1].wanted)
+    said = codec.tokenizer.decode(encoded.ids[encoded.answer].tolist())
+    assert said == "".join(sample.wanted.text for sample in samples)
+    with pytest.raises(ValueError, match=r"samples\[0\] is of arithmetic and stands alone"):
+        dialogue.in_one_conversation([arithmetic.generate(Random(1)), *samples])
+
+
+def test_a_system_turn_is_added_once() -> None:
+    sample = dialogue.with_system(Random(1), arithmetic.generate(Random(1)))
+    assert [message["role"] for message in sample.messages] == ["system", "user"]
+    assert dialogue.with_system(Random(2), sample) == sample
 
 
 def test_a_limit_that_hardly_anything_fits_is_refused(codec: Codec) -> None:

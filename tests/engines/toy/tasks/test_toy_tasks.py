@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -20,6 +21,7 @@ from shoal.engines.toy.tasks import (
     schema,
     tools,
 )
+from shoal.engines.toy.tasks.catalogue import TOOLS
 from shoal.engines.toy.tasks.encoding import Codec, decode_answer, encode
 from shoal.engines.toy.tasks.sample import Answer, Sample
 
@@ -208,6 +210,17 @@ def test_worked_results_are_right() -> None:
         arithmetic.worked(3, "-", 4)
 
 
+def test_training_and_examination_share_no_sum() -> None:
+    asked = []
+    for held_out in (False, True):
+        questions = [arithmetic.generate(Random(i), held_out).messages[0]["content"] for i in range(3000)]
+        pairs = (re.fullmatch(r"\D*(\d+ [+-] \d+)\D*", question) for question in questions)
+        asked.append({pair[1] for pair in pairs if pair})
+    assert len(asked[0]) > 1000
+    assert len(asked[1]) > 500
+    assert not asked[0] & asked[1]
+
+
 def test_pictures_show_what_is_said() -> None:
     """The middle of a thing has its colour (a star's and a cross's, too), and the corner of the picture has none."""
     for i in range(60):
@@ -234,7 +247,17 @@ def test_two_pictures_are_told_apart(codec: Codec) -> None:
     assert seen == {True, False}
 
 
-def test_plurals_and_tables() -> None:
+def test_a_question_of_small_talk_has_one_answer() -> None:
+    questions = [question for said, _ in chat.TALK for question in said]
+    assert len(questions) == len(set(questions))
+
+
+def test_tool_names_are_unique() -> None:
+    names = [name for tool in TOOLS for name in tool.names]
+    assert len(names) == len(set(names))
+
+
+def test_plurals() -> None:
     assert [chat.plural(word) for word in ("dog", "fox", "wolf", "cross", "key")] == [
         "dogs", "foxes", "wolves", "crosses", "keys",
     ]  # fmt: skip
