@@ -45,24 +45,28 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class DraftLoss:
-    """The loss; accepted [n]: mean acceptance of each place given all before it; calibration: mean |c - acceptance|."""
+    """The loss; accepted [n]: mean acceptance of each place and all before it; off: mean |confidence - acceptance|."""
 
     total: Tensor
     accepted: Tensor
-    calibration: Tensor
+    off: Tensor
 
 
-def draw_anchors(batch: StepBatch, size: int, count: int) -> Anchors:
-    """Up to `count` places whose next two tokens are answers (one golden, one to draft), drawn at random."""
+def draw_anchors(batch: StepBatch, size: int, count: int = ANCHORS) -> Anchors:
+    """`count` places whose next two tokens are answers (one golden, one to draft), drawn at random.
+
+    Where there are fewer, the rest are places with nothing `inside`.
+    """
     answer, document = batch.answer, batch.rows.document
     fits = (answer[:, :-1] >= 0) & (answer[:, 1:] >= 0)
-    fits[:, -size - 1 :] = False
-    rows, at = fits.nonzero(as_tuple=True)
-    chosen = torch.randperm(len(rows), device=rows.device)[:count]
-    rows, at = rows[chosen], at[chosen]
+    last = torch.arange(fits.shape[1], device=fits.device) >= fits.shape[1] - size - 1
+    order = torch.rand(fits.shape, device=fits.device).masked_fill(~fits | last, -1.0).flatten()
+    drawn = order.topk(min(count, order.numel()))
+    rows = drawn.indices // fits.shape[1]
+    at = (drawn.indices % fits.shape[1]).clamp_max(fits.shape[1] - size - 2)
     ahead = at[:, None] + torch.arange(2, size + 2, device=at.device)
     inside = document[rows[:, None], ahead] == document[rows, at][:, None]
-    return Anchors(rows, at, inside)
+    return Anchors(rows, at, inside & (drawn.values >= 0)[:, None])
 
 
 def draft(
@@ -161,7 +165,7 @@ def draft_loss(drafts: Drafts, weights: Weights, batch: StepBatch, output: Outpu
     judged = functional.binary_cross_entropy_with_logits(drafts.confidence, accepted, reduction="none")
     weight = torch.exp(-steps / DECAY) * anchors.inside
     loss = TOKEN_WEIGHT * entropy + DISTANCE_WEIGHT * distance + CONFIDENCE_WEIGHT * judged
-    total = (loss * weight).sum() / weight.sum()
+    total = (loss * weight).sum() / weight.sum().clamp_min(1)
     inside = anchors.inside.float()
     running = (accepted.cumprod(-1) * inside).sum(0) / inside.sum(0).clamp_min(1)
     apart = ((torch.sigmoid(drafts.confidence) - accepted).abs() * inside).sum() / inside.sum()

@@ -28,44 +28,45 @@ class Optimiser:
     parameters: Mapping[str, nn.Parameter]
     groups: int
     weight_decay: float = 0.05
+    norm_max: float = 1.0
     rates: Mapping[str, float] = field(default_factory=dict)
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def step(self, rate: float, norm_max: float) -> float:
-        """Apply the gradients and forget them; the norm of the non-matrix gradients, which alone are clipped.
+    def step(self, rate: Tensor) -> Tensor:
+        """Apply the gradients and forget them; the norm of all gradients.
 
-        Without a finite norm nothing changes.
+        `rate`: a scalar tensor. The gradients of what AdamW trains are clipped to `norm_max` (a matrix's step has its
+        own size). With a norm that is not finite every gradient counts as zero.
         """
         trained = {n: p for n, p in self.parameters.items() if p.requires_grad and p.grad is not None}
-        grads = [p.grad for p in trained.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        value = float(norm)
-        if value == value and value != float("inf"):
-            clip = min(1.0, norm_max / (value + 1e-6))
-            for name, parameter in trained.items():
-                self._apply(name, parameter, rate * self.rates.get(name, 1.0), clip)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in trained.values() if p.grad is not None])
+        fine = torch.isfinite(norm)
+        clip = torch.where(fine, (self.norm_max / (norm + 1e-6)).clamp(max=1.0), 0.0)
+        for name, parameter in trained.items():
+            assert parameter.grad is not None
+            grad = torch.where(fine, parameter.grad, 0.0)
+            self._apply(name, parameter, grad, (rate * self.rates.get(name, 1.0), clip))
         for parameter in self.parameters.values():
             parameter.grad = None
-        return value
+        return norm
 
-    def _apply(self, name: str, parameter: nn.Parameter, rate: float, clip: float) -> None:
-        grad, state = parameter.grad, self.state.setdefault(name, {})
-        assert grad is not None
+    def _apply(self, name: str, parameter: nn.Parameter, grad: Tensor, by: tuple[Tensor, Tensor]) -> None:
+        (rate, clip), state = by, self.state.setdefault(name, {})
         if name.endswith(MATRIX_ENDINGS):
             momentum = state.setdefault("momentum", torch.zeros_like(parameter))
             momentum.lerp_(grad, 1 - MOMENTUM)
             parameter.mul_(1 - rate * self.weight_decay)
-            parameter.add_(self._direction(name, grad.lerp(momentum, MOMENTUM)), alpha=-rate)
+            parameter.sub_(self._direction(name, grad.lerp(momentum, MOMENTUM)) * rate)
             return
-        count = int(state.setdefault("steps", torch.zeros((), dtype=torch.int64, device="cpu")).add_(1))
+        count = state.setdefault("steps", torch.zeros((), device=parameter.device)).add_(1)
         first = state.setdefault("first", torch.zeros_like(parameter))
         second = state.setdefault("second", torch.zeros_like(parameter))
         grad = grad * clip
         first.lerp_(grad, 1 - BETAS[0])
         second.lerp_(grad.square(), 1 - BETAS[1])
-        scale = (second / (1 - BETAS[1] ** count)).sqrt_().add_(EPS)
-        parameter.addcdiv_(first, scale, value=-rate / (1 - BETAS[0] ** count))
+        scale = (second / (1 - BETAS[1]**count)).sqrt_().add_(EPS)
+        parameter.sub_(first / scale * (rate / (1 - BETAS[0]**count)))
 
     def _direction(self, name: str, momentum: Tensor) -> Tensor:
         shape = momentum.shape

@@ -42,25 +42,12 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one training step reads: rows, loss weights [B, T], answers int8 [B, T] (task numbers), pictures or None."""
+    """What one training step reads: rows, loss weights [B, T], answers int8 [B, T] (task numbers), pictures."""
 
     rows: Rows
     weight: Tensor
     answer: Tensor
-    pictures: Pictures | None
-
-    def to(self, device: torch.device) -> "StepBatch":
-        """The batch on a device; copies do not wait."""
-
-        def move(value: Tensor) -> Tensor:
-            return value.to(device, non_blocking=True)
-
-        rows, p = self.rows, self.pictures
-        moved = Rows(*(move(getattr(rows, name)) for name in ("ids", "document", "image_mask", "engram", "lower")))
-        if p is not None:
-            names = ("patches", "counts", "places", "cells", "positions", "sources")
-            p = Pictures(*(move(getattr(p, name)) for name in names))
-        return StepBatch(moved, move(self.weight), move(self.answer), p)
+    pictures: Pictures
 
 
 def pack(
