@@ -15,10 +15,11 @@ from shoal.engines.toy.configuration import toy_config
 from shoal.engines.toy.tokenizer import toy_tokenizer
 from shoal.engines.toy.training.course import COURSE
 from shoal.engines.toy.training.examples import batches
-from shoal.engines.toy.training.loop import Trainer
+from shoal.engines.toy.training.loop import train
 from shoal.engines.toy.training.stacks import Stacks
 from shoal.engines.toy.training.stages import Stage
 from shoal.engines.toy.training.state import STATE, Place, export, load_state, save_state, start
+from shoal.engines.toy.training.step import Learner
 
 EXAMPLES = """examples:
   python -m shoal.engines.toy.training --out run            the whole course
@@ -37,25 +38,25 @@ def main(arguments: list[str]) -> int:
     config = toy_config(tokenizer)
     stages = [stage for stage in COURSE if options.stage in (None, stage.name)]
     stacks = Stacks(config, start(config, options.seed, options.checkpoint), device)
-    trainer = Trainer(config, stacks, tell(begun))
+    learner, told = Learner(config, stacks), tell(begun)
     place = Place()
     if (options.out / STATE).is_file():
-        trainer.optimiser.state, place = load_state(options.out, stacks, device)
+        learner.optimiser.state, place = load_state(options.out, stacks, device)
     until = begun + 60 * options.minutes
     for number in range(place.stage, len(stages)):
         stage = resized(stages[number], options.scale, options.steps)
         first = place.step if number == place.stage else 0
         steps = batches(config, stage, options.seed, options.workers, first)
-        done = trainer.run(stage, steps, first, until)
+        done = train(learner, stage, steps, first, until, told)
         place = Place(number, done) if done < stage.steps else Place(number + 1)
         if place.stage == number or time.monotonic() > until:
             break
-    save_state(options.out, stacks, trainer.optimiser.state, place)
+    save_state(options.out, stacks, learner.optimiser.state, place)
     export(options.out / "checkpoint", config, stacks.floats(), tokenizer.to_str(pretty=True) + "\n")
     rest = (
         "complete" if place.stage == len(stages) else f"stopped in stage {stages[place.stage].name}, step {place.step}"
     )
-    trainer.tell(f"{rest}; wrote {options.out / 'checkpoint'}")
+    told(f"{rest}; wrote {options.out / 'checkpoint'}")
     return 0
 
 

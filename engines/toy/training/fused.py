@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+import torch._dynamo
 from shoal.engines.model.engram_write import DOT_MIN
 from shoal.engines.model.mhc import RMS_EPS
 from shoal.engines.toy.training.fake_quant import fp4_rows, fp8_rows, mxfp4_rows
@@ -12,12 +13,17 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SINKHORN_DETACHED = 12
-"""Iterations that find the balancing factors without gradients; the two after them carry the gradient."""
+SINKHORN_DETACHED = 17
+"""Iterations that find the balancing factors without gradients; the three after them, 20 in all, carry it."""
+
+
+RECOMPILE_LIMIT = 64
+"""Shapes a function is compiled for; PyTorch's own limit is below what five stages need."""
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
     """The function, compiled at its first call with CUDA tensors."""
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     compiled: Callable[P, R] = torch.compile(function, dynamic=False)
 
     def choose(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -57,7 +63,7 @@ def inverse_rms(streams: Tensor) -> Tensor:
 def mixing_weights(products: Tensor, inverse: Tensor, base: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, ...]:
     """pre [N, 4], post [N, 4] and doubly stochastic comb [N, 4, 4] of mHC products [N, 24].
 
-    Sinkhorn's row and column factors are found without gradients, then two iterations carry the gradient: the result
+    Sinkhorn's row and column factors are found without gradients, then the last iterations carry the gradient: the result
     is the balanced matrix, and each of them projects the gradient onto what balancing leaves free.
     """
     mixes = products * inverse * torch.cat((scale[0].expand(4), scale[1].expand(4), scale[2].expand(16))) + base

@@ -42,6 +42,8 @@ def train(
             break
     if device.type == "cuda":
         tell(f"{stage.name}: at most {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
+        del step, outcome  # the graph holds a stage's activations
+        torch.cuda.empty_cache()
     return done
 
 

@@ -65,8 +65,8 @@ class Optimiser:
         grad = grad * clip
         first.lerp_(grad, 1 - BETAS[0])
         second.lerp_(grad.square(), 1 - BETAS[1])
-        scale = (second / (1 - BETAS[1]**count)).sqrt_().add_(EPS)
-        parameter.sub_(first / scale * (rate / (1 - BETAS[0]**count)))
+        scale = (second / (1 - BETAS[1] ** count)).sqrt_().add_(EPS)
+        parameter.sub_(first / scale * (rate / (1 - BETAS[0] ** count)))
 
     def _direction(self, name: str, momentum: Tensor) -> Tensor:
         shape = momentum.shape

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.engram import EngramHash
-from shoal.engines.model.images import ImageLayout, SpanToken, grid_of, span_tokens
+from shoal.engines.model.images import PAD_VALUE, ImageLayout, SpanToken, grid_of, span_tokens
 from shoal.engines.toy.tasks.sample import Encoded
 from shoal.engines.toy.training.images import Pictures
 from shoal.engines.toy.training.rows import Rows
@@ -20,6 +20,8 @@ ALIGNMENT = 8
 """Documents start at multiples of this, so that compressor groups and candidate blocks fall as they do from 0 on."""
 PROMPT_WEIGHT = 0.1
 """Loss weight of tokens that the assistant does not have to produce: it should know the language, not guess facts."""
+PICTURES_MAX = 10
+"""Pictures of a pack: every batch of a stage has tensors of one shape."""
 MARK = {SpanToken.START: 0, SpanToken.NEWLINE: 1, SpanToken.END: 2}
 """Order of the learned delimiter rows behind all cells."""
 
@@ -55,7 +57,7 @@ def pack(
 ) -> Packed:
     """Place samples (with their task's number), longest first, into the fullest row of `shape` (rows, tokens) that still has room.
 
-    Samples that fit nowhere are left out. `keep`: prompt tokens that a truncated prefill runs through the decoder
+    Samples that fit nowhere, or whose pictures are too many, are left out. `keep`: prompt tokens that a truncated prefill runs through the decoder
     layers; every second sample is learned as if its prompts had been truncated so. Raises ValueError for a sample
     longer than a row.
     """
@@ -68,7 +70,7 @@ def pack(
         if count > tokens:
             raise ValueError(f"a sample has {count} tokens, a row holds {tokens}: draw shorter samples")
         room = [r for r in range(rows) if filled[r] + count <= tokens]
-        if not room:
+        if not room or len(pictures) + len(sample.canvases) > PICTURES_MAX:
             continue
         row = max(room, key=lambda r: filled[r])
         at = filled[row]
@@ -157,46 +159,44 @@ def collate(parts: Sequence[Packed], config: ModelConfig) -> StepBatch:
     for part in parts:
         pictures += [(offset + at, canvas) for at, canvas in part.pictures]
         offset += part.ids.size
-    return StepBatch(rows, joined("weight"), joined("answer"), _pictures(pictures, config) if pictures else None)
-
-
-def _pictures(pictures: Sequence[tuple[int, NDArray[np.uint8]]], config: ModelConfig) -> Pictures:
-    vision, ratio = config.vision, config.vision.downsample_ratio
-    plans = [_layout(canvas, config) for _, canvas in pictures]
-    most = max(p.vit_rows * p.vit_columns for p in plans)
-    values = np.zeros((len(plans), most, vision.patch_channels), np.uint8)
-    places = np.zeros((len(plans), most, 2), np.int64)
-    cells: list[NDArray[np.int64]] = []
-    positions, sources = [], []
-    nothing, made = len(plans) * most, 0
-    marks: list[tuple[int, int]] = []
-    for number, (plan, (start, canvas)) in enumerate(zip(plans, pictures, strict=True)):
-        count = plan.vit_rows * plan.vit_columns
-        values[number, :count] = _patches(canvas, plan)
-        grid = np.arange(count).reshape(plan.vit_rows, plan.vit_columns)
-        places[number, :count] = np.stack(np.divmod(np.arange(count), plan.vit_columns), axis=-1)
-        padded = np.full((plan.rows * ratio, plan.columns * ratio), nothing)
-        padded[: plan.vit_rows, : plan.vit_columns] = grid + number * most
-        cells.append(padded.reshape(plan.rows, ratio, plan.columns, ratio).swapaxes(1, 2).reshape(-1, ratio * ratio))
-        for place, role in enumerate(span_tokens(plan), start=start):
-            positions.append(place)
-            if role is SpanToken.IMAGE:
-                sources.append(made)
-                made += 1
-            else:
-                marks.append((len(sources), MARK[role]))
-                sources.append(0)
-    for place, mark in marks:
-        sources[place] = made + mark
-    counts = [p.vit_rows * p.vit_columns for p in plans]
-    return Pictures(
-        torch.from_numpy(values),
-        torch.tensor(counts),
-        torch.from_numpy(places),
-        torch.from_numpy(np.concatenate(cells)),
-        torch.tensor(positions),
-        torch.tensor(sources),
+    return StepBatch(
+        rows, joined("weight"), joined("answer"), _pictures(pictures, PICTURES_MAX * len(parts), offset, config)
     )
+
+
+def _pictures(
+    pictures: Sequence[tuple[int, NDArray[np.uint8]]], room: int, nowhere: int, config: ModelConfig
+) -> Pictures:
+    """The tensors of `room` pictures; those that are missing are grey and their span tokens lie at `nowhere`."""
+    vision = config.vision
+    most = vision.max_image_tokens * vision.downsample_ratio**2  # patches of a picture
+    values = np.full((room, most, vision.patch_channels), PAD_VALUE, np.uint8)
+    places, counts = np.zeros((room, most, 2), np.int64), np.ones(room, np.int64)
+    cells = np.full((room * vision.max_image_tokens, vision.downsample_ratio**2), room * most, np.int64)
+    positions = np.full(room * vision.max_image_tokens, nowhere, np.int64)
+    sources = np.full(room * vision.max_image_tokens, len(cells), np.int64)
+    made = told = 0
+    for number, (start, canvas) in enumerate(pictures):
+        plan = _layout(canvas, config)
+        counts[number] = count = plan.vit_rows * plan.vit_columns
+        values[number, :count] = _patches(canvas, plan)
+        places[number, :count] = np.stack(np.divmod(np.arange(count), plan.vit_columns), axis=-1)
+        own = _cells(plan, vision.downsample_ratio, number * most, room * most)
+        cells[made : made + len(own)] = own
+        roles = np.array([MARK.get(role, -1) for role in span_tokens(plan)])
+        positions[told : told + len(roles)] = np.arange(start, start + len(roles))
+        shown = np.cumsum(roles < 0) - 1 + made
+        sources[told : told + len(roles)] = np.where(roles < 0, shown, len(cells) + roles)
+        made, told = made + len(own), told + len(roles)
+    return Pictures(*(torch.from_numpy(v) for v in (values, counts, places, cells, positions, sources)))
+
+
+def _cells(plan: ImageLayout, ratio: int, first: int, nothing: int) -> NDArray[np.int64]:
+    """Patch numbers [IMAGE tokens, ratio x ratio] of each cell, `first` that of the picture's first patch."""
+    padded = np.full((plan.rows * ratio, plan.columns * ratio), nothing)
+    grid = np.arange(plan.vit_rows * plan.vit_columns).reshape(plan.vit_rows, plan.vit_columns)
+    padded[: plan.vit_rows, : plan.vit_columns] = grid + first
+    return padded.reshape(plan.rows, ratio, plan.columns, ratio).swapaxes(1, 2).reshape(-1, ratio * ratio)
 
 
 def _patches(canvas: NDArray[np.uint8], plan: ImageLayout) -> NDArray[np.uint8]:

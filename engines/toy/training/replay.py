@@ -50,6 +50,7 @@ class Replay:
     def _record(self) -> None:
         assert self._batch is not None
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # a graph has memory of its own
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._outcome = self._step(self._batch, self._rate)

@@ -55,7 +55,10 @@ class Learner:
         torch.autograd.backward(outcome.loss)
         norm = self.optimiser.step(rate)
         self._balance(loads)
-        shown = (None if v is None else v.detach() for v in (outcome.index_loss, outcome.right, outcome.accepted, outcome.off))
+        shown = (
+            None if v is None else v.detach()
+            for v in (outcome.index_loss, outcome.right, outcome.accepted, outcome.off)
+        )
         return Outcome(outcome.loss.detach(), norm, *shown)
 
     def embed(self, weights: Weights, batch: StepBatch) -> Tensor:
