@@ -17,8 +17,9 @@ from torch.nn import functional
 
 BALANCE_STEP = 1e-3
 """Change of a router's selection bias per step towards even use (DeepSeek-V3, auxiliary-loss-free balancing)."""
-ENGRAM_RATE = 3.0
-"""Factor on the rate of Engram's tables, whose rows are seldom read."""
+RATES = {".engram.embed.": 3.0, "_fn": 0.1, "head.weight": 0.5, "gate.weight": 0.5, "patch_embed.proj.weight": 0.3}
+"""Factors on the rate by part of a name: more for Engram's tables, whose rows are seldom read, less for what starts
+small beside an AdamW step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Learner:
     network: Network = field(init=False)
 
     def __post_init__(self) -> None:
-        rates = {name: ENGRAM_RATE for name in self.stacks.parameters if ".engram.embed." in name}
+        rates = {n: rate for n in self.stacks.parameters for part, rate in RATES.items() if part in n}
         self.optimiser = Optimiser(self.stacks.parameters, self.config.text.o_groups, rates=rates)
         self.network = Network(self.config)
 
