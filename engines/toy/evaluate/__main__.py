@@ -19,6 +19,7 @@ from shoal.engines.toy.evaluate.report import Report
 from shoal.engines.toy.evaluate.summary import summary_of
 
 BAD_USAGE = 2
+INTERRUPTED = 130
 MODES = (Mode.N1, Mode.N2)
 EXAMPLES = """
 examples:
@@ -30,7 +31,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; 0 also when goals are missed, 2 for a mistake of the user."""
+    """Print the report; 0 also when goals are missed, 2 for a mistake of the user, 130 when interrupted."""
     try:
         settings, as_json = read_arguments(arguments)
         work = jobs(settings)
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, CheckpointError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return BAD_USAGE
+    except KeyboardInterrupt:
+        print("evaluate: interrupted", file=sys.stderr)
+        return INTERRUPTED
     report = Report(settings, summary_of(outcomes, size), time.monotonic() - start)
     if as_json:
         print(report.to_json())
@@ -86,16 +90,27 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=1, help="which questions are asked (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="which questions are asked (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
-    parser.add_argument("--model", type=Path, help="checkpoint directory (default: the built-in toy)")
-    parser.add_argument("--samples", type=int, default=100, help="questions a paper; long ones get fewer (%(default)s)")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="checkpoint directory (default: the built-in toy)")
+    parser.add_argument(
+        "--samples", type=int, default=100, metavar="N", help="questions a paper; long ones get fewer (%(default)s)"
+    )
     parser.add_argument("--only", nargs="+", default=[], metavar="TASK", help=f"some of: {', '.join(names())}")
     parser.add_argument(
         "--ablations", action=argparse.BooleanOptionalAction, default=True, help="ask again with one cached kind lost"
     )
-    parser.add_argument("--mode", choices=[str(m) for m in MODES], default=str(Mode.N1), help="numeric mode")
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes (%(default)s)")
+    parser.add_argument(
+        "--mode",
+        choices=[str(m) for m in MODES],
+        default=str(Mode.N1),
+        help="n1 as served (default), n2 with FP8 inputs",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=min(2, os.cpu_count() or 1), metavar="N", help="processes (%(default)s)"
+    )
     return parser
 
 

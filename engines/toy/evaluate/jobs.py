@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from shoal.engines.model.errors import CheckpointError
 from shoal.engines.model.numerics import Mode
 from shoal.engines.toy.evaluate.drafting import Answered
 from shoal.engines.toy.evaluate.losses import Loss
@@ -120,4 +121,9 @@ def _one_thread() -> None:
 
 
 def _perform_there(directory: Path, mode: Mode, seed: int, job: Job) -> Outcome:
-    return perform(Room.open(directory, mode), seed, job)
+    try:
+        room = Room.open(directory, mode)
+    except CheckpointError as error:
+        # Some of its kinds are made of several values and cannot be sent to another process; their text can.
+        raise CheckpointError(str(error)) from None
+    return perform(room, seed, job)

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shoal.engines.model.errors import CheckpointError
 from shoal.engines.toy.evaluate.__main__ import main
 from shoal.engines.toy.evaluate.acceptance import Step
 from shoal.engines.toy.evaluate.drafting import Answered
-from shoal.engines.toy.evaluate.jobs import Attempt, Job, Outcome, Settings, jobs
+from shoal.engines.toy.evaluate.jobs import Attempt, Job, Outcome, Settings, jobs, run
 from shoal.engines.toy.evaluate.losses import Loss
 from shoal.engines.toy.evaluate.papers import DRAFTS, PAPERS, names
 from shoal.engines.toy.evaluate.report import Report
@@ -43,14 +44,25 @@ def test_tables_show_answers_losses_drafts_and_goals(tmp_path: Path):
 
 
 def test_json_is_one_document_and_the_bar_is_for_terminals(toy_dir: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ["--model", str(toy_dir), "--only", "chat", DRAFTS, "--json", "--seed", "5", *ONE_PROCESS]
+    arguments = [
+        "--model",
+        str(toy_dir),
+        "--only",
+        "copying",
+        DRAFTS,
+        "--no-ablations",
+        "--json",
+        "--seed",
+        "41",
+        *ONE_PROCESS,
+    ]
     assert main(arguments) == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out)
     assert shown.err == ""
-    assert (found["seed"], found["samples"], found["mode"]) == (5, 1, "n1")
+    assert (found["seed"], found["samples"], found["mode"]) == (41, 1, "n1")
     paper = found["papers"][0]
-    assert (paper["paper"], paper["samples"], paper["accuracy"]["value"]) == ("chat", 1, 0.0)
+    assert (paper["paper"], paper["samples"], paper["accuracy"]["value"]) == ("copying", 1, 0.0)
     greedy, sampled = found["drafts"]
     assert (greedy["choice"], sampled["choice"]) == ("greedy", "temperature 1")
     assert greedy["answers_equal_without_drafts"] == {"answers": 1, "value": 1.0}
@@ -89,6 +101,12 @@ def test_a_broken_checkpoint_is_told_in_one_line(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr()
     assert shown.err.startswith("evaluate: config.json: ")
     assert shown.err.count("\n") == 1
+
+
+def test_a_broken_checkpoint_is_told_by_other_processes_as_well(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"^config\.json: "):
+        list(run(Settings(tmp_path, workers=2), [Job("chat", (0,))]))
 
 
 def test_the_work_covers_every_question_once(tmp_path: Path):
