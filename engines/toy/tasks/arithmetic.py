@@ -14,18 +14,20 @@ CHAIN_SHARE = 0.2
 PRODUCT_SHARE = 0.15
 
 
-def generate(dice: Random) -> Sample:
-    """One exercise with numbers up to 99 (products up to 12 x 12), a few of them chains of three numbers."""
+def generate(dice: Random, held_out: bool = False) -> Sample:
+    """One exercise with numbers up to 99 (products up to 12 x 12), a few of them chains of three numbers.
+
+    One in ten pairs to add or subtract is only drawn when `held_out`, and then no other is (in a chain, none other
+    comes first). Products are a table to know by heart: the same for both.
+    """
     kind = dice.random()
     if kind < PRODUCT_SHARE:
         a, b = dice.randint(2, 12), dice.randint(2, 12)
         task, thoughts, result = f"{a} * {b}", f"{a}*{b}={a * b}.", a * b
     elif kind < PRODUCT_SHARE + CHAIN_SHARE:
-        task, thoughts, result = _chain(dice)
+        task, thoughts, result = _chain(dice, held_out)
     else:
-        a, b = dice.randint(10, 99), dice.randint(10, 99)
-        sign = dice.choice("+-")
-        a, b = (a, b) if sign == "+" else (max(a, b), min(a, b))
+        a, sign, b = _pair(dice, (10, 99), held_out)
         task, (thoughts, result) = f"{a} {sign} {b}", worked(a, sign, b)
     return Sample(
         task="arithmetic",
@@ -69,12 +71,28 @@ def _step(spelled: str, sign: str, value: int) -> str:
     return f"{spelled}={value}, write {value}"
 
 
-def _chain(dice: Random) -> tuple[str, str, int]:
+def is_held_out(a: int, sign: str, b: int) -> bool:
+    """Whether training never asks this sum or difference."""
+    return (7 * a + 3 * b + (sign == "-")) % 10 == 0
+
+
+def _pair(dice: Random, limits: tuple[int, int], held_out: bool) -> tuple[int, str, int]:
+    """Two numbers to add, or to subtract the less from the greater."""
+    while True:
+        a, b, sign = dice.randint(*limits), dice.randint(*limits), dice.choice("+-")
+        a, b = (a, b) if sign == "+" else (max(a, b), min(a, b))
+        if is_held_out(a, sign, b) == held_out:
+            return a, sign, b
+
+
+def _chain(dice: Random, held_out: bool) -> tuple[str, str, int]:
     """Three numbers, from the left; no intermediate result is below zero."""
-    a, b, c = (dice.randint(10, 60) for _ in range(3))
-    first = dice.choice("+-")
-    a, b = (a, b) if first == "+" else (max(a, b), min(a, b))
+    a, first, b = _pair(dice, (10, 60), held_out)
     thoughts, between = worked(a, first, b)
-    second = dice.choice("+-") if between >= c else "+"
+    while True:
+        c = dice.randint(10, 60)
+        second = dice.choice("+-") if between >= c else "+"
+        if held_out or not is_held_out(between, second, c):
+            break
     more, result = worked(between, second, c)
     return f"{a} {first} {b} {second} {c}", f"{thoughts} {more}", result

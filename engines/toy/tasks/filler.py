@@ -26,8 +26,8 @@ PLAIN = (
     "Every {day} the people of {city} meet at the {noun}.",
     "It is said that the {noun} is {adjective}, but {person} does not think so.",
     "{person} asked {person2} whether the {noun} was still {adjective}.",
-    "After the summer {person} moved from {city} to a {adjective} house.",
-    "A {adjective} wind came over the {noun} and the night was {adjective2}.",
+    "After the summer {person} moved from {city} to the {adjective} house.",
+    "The {adjective} wind came over the {noun} and the night was {adjective2}.",
 )  # fmt: skip
 PROSE_SHARE, DISTRACTOR_SHARE = 0.1, 0.45
 # One token for each word, digit (and the space before a number) and mark.

@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from shoal.engines.toy.tasks import arithmetic, chat, copying, lexicon, pictures, prose, recall, schema, tools
+from shoal.engines.toy.tasks import arithmetic, chat, copying, dialogue, lexicon, pictures, prose, recall, schema, tools
 from shoal.engines.toy.tasks.encoding import Codec, encode
 from shoal.engines.toy.tasks.sample import Encoded, Sample
 
-# Redraws before a sample that does not fit is given up: the shortest tasks need hardly any.
-TRIES_MAX = 100
-# Beside the text of a recall sample: the chat format, and what the estimate of its length may be short of.
-RECALL_MARGIN = 0.04
+# The least limit of a sample; about a third of them are that short.
+TOKENS_MIN = 64
+# What the estimate of a recall sample's length may be short of.
+RECALL_MARGIN = 0.025
+# Least tokens of a recall sample for each of its codes and questions: most of it is to stay filler.
+NEEDLE_ROOM, TURN_ROOM = 32, 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,11 @@ class Mixture:
 # The rest of the tasks keep their proportions in all three, so that nothing is forgotten.
 OTHERS = {
     "copying": 0.15, "lexicon": 0.17, "schema": 0.12, "tools": 0.12, "arithmetic": 0.12, "pictures": 0.17, "chat": 0.09,
-    "prose": 0.06,
+    "prose": 0.04,
 }  # fmt: skip
-SHORT = Mixture("short", OTHERS | {"recall": 0.35}, (64, 450), (1, 3), 3, (64, 400))
-MEDIUM = Mixture("medium", OTHERS | {"recall": 0.8}, (128, 2000), (1, 6), 4, (64, 800))
-LONG = Mixture("long", OTHERS | {"recall": 1.6}, (256, 4000), (2, 8), 5, (64, 1000), recall_is_log=False)
+SHORT = Mixture("short", OTHERS | {"recall": 0.35}, (64, 450), (1, 5), 4, (64, 400))
+MEDIUM = Mixture("medium", OTHERS | {"recall": 0.8}, (128, 2000), (2, 10), 8, (64, 800))
+LONG = Mixture("long", OTHERS | {"recall": 1.6}, (256, 4000), (4, 16), 10, (64, 1000), recall_is_log=False)
 MIXTURES = {mixture.name: mixture for mixture in (SHORT, MEDIUM, LONG)}
 
 _FIXED: Mapping[str, Callable[[Random], Sample]] = {
@@ -52,6 +54,9 @@ _FIXED: Mapping[str, Callable[[Random], Sample]] = {
     "pictures": pictures.generate,
     "chat": chat.generate,
 }
+# Tasks that may follow each other in one conversation, and how often they do; and how often a system turn is added.
+_SHORT_TALK = ("copying", "lexicon", "chat")
+DIALOGUE_SHARE, SYSTEM_SHARE = 0.15, 0.1
 TASKS = ("recall", *_FIXED, "prose")
 
 
@@ -68,27 +73,34 @@ def examination_random(seed: int, index: int) -> Random:
 def sample(dice: Random, mixture: Mixture, tokens: int) -> Sample:
     """One sample of the mixture; recall and prose have at most about `tokens` tokens, other tasks what they have."""
     task = dice.choices(tuple(mixture.weights), tuple(mixture.weights.values()))[0]
-    if task == "recall":
-        needles = dice.randint(*mixture.recall_needles)
-        turns = dice.randint(1, min(needles, mixture.recall_turns_max))
-        length = _length(dice, mixture.recall_tokens, tokens, mixture.recall_is_log)
-        return recall.generate(dice, round(length * (1 - RECALL_MARGIN)), needles, turns)
     if task == "prose":
         return prose.generate(dice, _length(dice, mixture.prose_tokens, tokens, True))
-    return _FIXED[task](dice)
+    drawn = _recall(dice, mixture, tokens) if task == "recall" else _FIXED[task](dice)
+    if task in (*_SHORT_TALK, "pictures") and dice.random() < DIALOGUE_SHARE:
+        before = [_FIXED[dice.choice(_SHORT_TALK)](dice) for _ in range(dice.randint(1, 3))]
+        drawn = dialogue.in_one_conversation([*before, drawn])
+    return dialogue.with_system(dice, drawn) if dice.random() < SYSTEM_SHARE else drawn
 
 
 def encoded_sample(dice: Random, mixture: Mixture, tokens: int, codec: Codec) -> tuple[Sample, Encoded]:
     """A sample that has at most `tokens` tokens, and its ids; redrawn until it fits.
 
-    Raises ValueError when none of many fits, which a limit of some hundred tokens never meets.
+    Raises ValueError for a limit below 64 tokens, which most tasks never meet.
     """
-    for _ in range(TRIES_MAX):
+    if tokens < TOKENS_MIN:
+        raise ValueError(f"tokens = {tokens} must be at least {TOKENS_MIN}: few samples are shorter; raise it")
+    while True:
         drawn = sample(dice, mixture, tokens)
         encoded = encode(drawn, codec)
         if len(encoded.ids) <= tokens:
             return drawn, encoded
-    raise ValueError(f"tokens = {tokens} is too small: {TRIES_MAX} samples of {mixture.name} had more; raise it")
+
+
+def _recall(dice: Random, mixture: Mixture, tokens: int) -> Sample:
+    length = _length(dice, mixture.recall_tokens, round(tokens * (1 - RECALL_MARGIN)), mixture.recall_is_log)
+    needles = min(dice.randint(*mixture.recall_needles), max(1, length // NEEDLE_ROOM))
+    turns = dice.randint(1, min(needles, mixture.recall_turns_max, max(1, length // TURN_ROOM)))
+    return recall.generate(dice, length, needles, turns)
 
 
 def _length(dice: Random, limits: tuple[int, int], tokens: int, is_log: bool) -> int:
