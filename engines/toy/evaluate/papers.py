@@ -43,20 +43,20 @@ def _recall(tokens: int, turns: int, percent: int, batch: int, losses: tuple[Los
     return Paper(f"recall-{tokens}-{turn}", "recall", generate, percent, batch, tokens <= 512, losses)
 
 
-NEEDLES = {512: 3, 2048: 6, 4000: 6}
+NEEDLES = {512: 4, 2048: 8, 4000: 8}
 """Codes planted in a text, by its length in tokens. One is asked in each turn, and the last answer is judged."""
 PAPERS: tuple[Paper, ...] = (
-    _recall(512, 1, 50, 8),
-    _recall(512, 2, 50, 8),
-    _recall(2048, 1, 40, 4, (Loss.MAIN, Loss.INDEX)),
-    _recall(2048, 2, 40, 4),
-    _recall(4000, 1, 24, 3),
-    _recall(4000, 2, 24, 3),
+    _recall(512, 1, 40, 8),
+    _recall(512, 2, 40, 8),
+    _recall(2048, 1, 32, 4, (Loss.MAIN, Loss.INDEX)),
+    _recall(2048, 2, 32, 4),
+    _recall(4000, 1, 20, 2),
+    _recall(4000, 2, 20, 2),
     Paper("copying", "copying", copying.generate, losses=(Loss.WINDOW,)),
     Paper("lexicon", "lexicon", lexicon.generate, losses=(Loss.ENGRAM,)),
     Paper("schema", "schema", schema.generate),
     Paper("tools", "tools", tools.generate),
-    Paper("arithmetic", "arithmetic", arithmetic.generate),
+    Paper("arithmetic", "arithmetic", partial(arithmetic.generate, held_out=True)),
     Paper("pictures", "pictures", pictures.generate, losses=(Loss.IMAGES,)),
     Paper("chat", "chat", chat.generate),
 )
