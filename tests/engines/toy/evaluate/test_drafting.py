@@ -77,17 +77,17 @@ def test_greedy_drafting_answers_as_the_engine_does(room: Room):
     Prompts of odd and even length, one of them longer than the rings and truncated, and one with a picture.
     """
     samples = [paper("pictures").generate(examination_random(3, 0))]
-    pictured = dataclasses.replace(room.questions(samples)[0], outputs_max=12)
-    questions = [text(1, 31, 12), text(2, 200, 12), pictured]
+    pictured = dataclasses.replace(room.questions(samples)[0], outputs_max=9)
+    questions = [text(1, 31, 9), text(2, 200, 9), pictured]
     end = room.model.config.eos_token_id
     speculator = CachedSpeculator(room.model, questions, TRUNCATION)
     first = speculator.prefill()
-    answered = speculate(speculator, first, Greedy(), [12] * 3, end)
+    answered = speculate(speculator, first, Greedy(), [9] * 3, end)
     engine = sit(dataclasses.replace(room.model, drafter=None), questions)
     assert [a.tokens for a in answered] == list(engine)
     assert any(step.accepted for a in answered for step in a.steps), "nothing was accepted, so nothing was rewound past"
     speculator.restart()
-    again = speculate(speculator, first, Greedy(), [12] * 3, end)
+    again = speculate(speculator, first, Greedy(), [9] * 3, end)
     assert again == answered
 
 

@@ -44,7 +44,7 @@ def test_only_the_bytes_of_the_kind_are_gone(room: Room, loss: Loss, gone: str):
 
 
 def test_every_loss_of_what_is_cached_changes_answers_of_a_long_prompt(room: Room):
-    model, questions = dataclasses.replace(room.model, drafter=None), [text(2, 320, 6)]
+    model, questions = dataclasses.replace(room.model, drafter=None), [text(2, 240, 4)]
     intact = sit(model, questions)
     for loss in (Loss.MAIN, Loss.INDEX, Loss.WINDOW, Loss.ENGRAM):
         assert sit(model, questions, loss) != intact, loss
@@ -52,7 +52,7 @@ def test_every_loss_of_what_is_cached_changes_answers_of_a_long_prompt(room: Roo
 
 def test_a_lost_picture_changes_the_answer(room: Room):
     pictured = room.questions([paper("pictures").generate(examination_random(1, 0))])[0]
-    questions = [dataclasses.replace(pictured, outputs_max=6)]
+    questions = [dataclasses.replace(pictured, outputs_max=4)]
     model = dataclasses.replace(room.model, drafter=None)
     assert sit(model, questions, Loss.IMAGES) != sit(model, questions)
 
