@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from shoal.engines.toy.configuration import toy_config
 from shoal.engines.toy.tokenizer import toy_tokenizer
+from shoal.engines.toy.training import fused
 from shoal.engines.toy.training.course import COURSE
 from shoal.engines.toy.training.examples import batches
 from shoal.engines.toy.training.loop import train
@@ -24,7 +25,7 @@ from shoal.engines.toy.training.step import Learner
 EXAMPLES = """examples:
   python -m shoal.engines.toy.training --out run            the whole course
   python -m shoal.engines.toy.training --out run --minutes 9   stop after 9 minutes; call again to go on
-  python -m shoal.engines.toy.training --out run --from engines/toy/weights --stage drafter   one stage, from a checkpoint
+  python -m shoal.engines.toy.training --out run --from engines/toy/weights --stage drafter   one stage alone
 """
 
 
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     begun = time.monotonic()
     torch.set_float32_matmul_precision("high")
+    if options.compile:
+        fused.COMPILED_ON.add(options.device)
     device = torch.device(options.device)
     tokenizer = toy_tokenizer()
     config = toy_config(tokenizer)
@@ -49,14 +52,15 @@ def main(arguments: list[str]) -> int:
         steps = batches(config, stage, options.seed, options.workers, first)
         done = train(learner, stage, steps, first, until, told, not options.no_graph)
         place = Place(number, done) if done < stage.steps else Place(number + 1)
-        if place.stage == number or time.monotonic() > until:
+        save_state(options.out, stacks, learner.optimiser.state, place)
+        export(options.out / "checkpoint", config, stacks.floats(), tokenizer.to_str(pretty=True) + "\n")
+        told(f"{stage.name}: wrote {options.out / 'checkpoint'}")
+        if time.monotonic() > until:
             break
-    save_state(options.out, stacks, learner.optimiser.state, place)
-    export(options.out / "checkpoint", config, stacks.floats(), tokenizer.to_str(pretty=True) + "\n")
     rest = (
         "complete" if place.stage == len(stages) else f"stopped in stage {stages[place.stage].name}, step {place.step}"
     )
-    told(f"{rest}; wrote {options.out / 'checkpoint'}")
+    told(rest)
     return 0
 
 
@@ -76,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
         "--scale", type=float, default=1.0, help="factor on the packs of a step, to fit a small machine"
     )
     parser.add_argument("--steps", type=int, help="steps of every stage, in place of the course's")
+    parser.add_argument("--compile", action="store_true", help="compile element-wise steps on a CPU too")
     parser.add_argument("--no-graph", action="store_true", help="start every kernel anew instead of replaying a graph")
     return parser
 

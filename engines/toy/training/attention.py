@@ -60,8 +60,14 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         window, entries = ctx.saved_tensors
-        by_window, by_entries, of_sink = _gradients(window, entries, *(g.contiguous() for g in grads), ctx.scale)
+        of_window, of_entries = (grad.contiguous() for grad in grads)
+        by_window, by_entries, of_sink = _gradients(window, entries, of_window, of_entries, ctx.scale)
         return by_window, by_entries, None, of_sink.sum((0, 1)), None
+
+
+def _softmax(*args: Any) -> tuple[Tensor, Tensor]:
+    both: tuple[Tensor, Tensor] = _Softmax.apply(*args)  # type: ignore[no-untyped-call]
+    return both
 
 
 def blocks_with_previous(x: Tensor, window: int) -> Tensor:
@@ -72,7 +78,7 @@ def blocks_with_previous(x: Tensor, window: int) -> Tensor:
 
 
 def attend(q: Tensor, kv: Tensor, entries: Tensor | None, masks: Masks, sink: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Attention [B, T, heads, D] of queries of the same shape, and each entry's probability summed over heads [B, T, E].
+    """Attention [B, T, heads, D] of queries of the same shape, and each entry's probability over all heads, [B, T, E].
 
     kv [B, T, D]: window rows; entries [B, E, D]: compressed rows in order of position (None: window only). The
     second result has no gradient.
@@ -94,7 +100,7 @@ def attend(q: Tensor, kv: Tensor, entries: Tensor | None, masks: Masks, sink: Te
         by_row = q[:, tile].reshape(batch, count * heads, width)
         on_far = torch.bmm(by_row, far.transpose(1, 2)).view(batch, count, heads, -1)
         chosen = masks.entries[:, tile, :visible] if masks.entries is not None else seen.new_zeros(batch, count, 1)
-        p_window, p_far = _Softmax.apply(on_window, on_far, (seen, chosen), sink, width**-0.5)
+        p_window, p_far = _softmax(on_window, on_far, (seen, chosen), sink, width**-0.5)
         out = torch.bmm(p_window.view(-1, window * heads, 2 * window), near).view(batch, count, heads, width)
         outputs.append(out + torch.bmm(p_far.view(batch, count * heads, -1), far).view(out.shape))
         if entries is not None:

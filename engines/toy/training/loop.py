@@ -7,7 +7,7 @@ import torch
 from shoal.engines.toy.tasks.mixture import TASKS
 from shoal.engines.toy.training.packing import StepBatch
 from shoal.engines.toy.training.replay import Replay
-from shoal.engines.toy.training.stages import Stage
+from shoal.engines.toy.training.stages import Stage, Trains
 from shoal.engines.toy.training.step import Learner, Outcome
 from torch import Tensor
 
@@ -26,7 +26,7 @@ def train(
 ) -> int:
     """Train until the stage ends or the clock (time.monotonic) passes `until`; the steps done of the stage."""
     stacks = learner.stacks
-    stacks.require_grad(n for n in stacks.parameters if not n.endswith(BIASES))
+    stacks.require_grad(n for n in stacks.parameters if not n.endswith(BIASES) and trained(stage, n))
     device = next(iter(stacks.parameters.values())).device
     step = Replay(lambda batch, rate: learner.step(stage, batch, rate), device, with_graph)
     began, tokens, done = time.monotonic(), 0, first_step
@@ -46,12 +46,18 @@ def train(
     return done
 
 
+def trained(stage: Stage, name: str) -> bool:
+    """Whether gradients of a stack are wanted. A drafter's stage keeps the trunk's: they are cut off at its results."""
+    return stage.trains is not Trains.INDEXER or ".indexer." in name
+
+
 def described(outcome: Outcome, batch: StepBatch) -> str:
     """A step's outcome as text."""
     text = f"loss {float(outcome.loss):.3f} norm {float(outcome.norm):.2f}"
     if outcome.index_loss is not None and outcome.right is not None:
         return f"{text} index {float(outcome.index_loss):.3f} {accuracies(outcome.right.cpu(), batch)}"
-    assert outcome.accepted is not None and outcome.off is not None
+    assert outcome.accepted is not None, "a step tells of the trunk or of the drafter"
+    assert outcome.off is not None, "acceptance comes with the confidence's error"
     accepted = outcome.accepted.tolist()
     each = " ".join(f"{value:.2f}" for value in accepted)
     return f"{text} accepted {each} length {1 + sum(accepted):.2f} confidence off {float(outcome.off):.3f}"

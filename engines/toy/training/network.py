@@ -31,7 +31,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """hidden [B, T, H] after the last norm; taps [B, T, taps x H]; index_loss, a scalar; loads of each layer's experts."""
+    """hidden [B, T, H] after the last norm; taps [B, T, taps x H]; index_loss, a scalar; loads of experts by layer."""
 
     hidden: Tensor
     taps: Tensor

@@ -40,7 +40,7 @@ class Optimiser:
         own size). With a norm that is not finite every gradient counts as zero.
         """
         trained = {n: p for n, p in self.parameters.items() if p.requires_grad and p.grad is not None}
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained.values() if p.grad is not None])
+        norm: Tensor = torch.nn.utils.get_total_norm([p.grad for p in trained.values() if p.grad is not None])
         fine = torch.isfinite(norm)
         clip = torch.where(fine, (self.norm_max / (norm + 1e-6)).clamp(max=1.0), 0.0)
         for name, parameter in trained.items():
@@ -73,7 +73,8 @@ class Optimiser:
         if name.endswith("wo_a.weight"):  # each group is a matrix of its own
             momentum = momentum.unflatten(1, (self.groups, -1)).flatten(0, 1)
         scale = STEP_SCALE * max(momentum.shape[-2:]) ** 0.5
-        return (orthogonal(momentum) * scale).view(shape)
+        direction: Tensor = (orthogonal(momentum) * scale).view(shape)
+        return direction
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -85,4 +86,5 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for a, b, c in NEWTON_SCHULZ:
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if is_tall else x).float()
+    found: Tensor = x.mT if is_tall else x
+    return found.float()

@@ -28,8 +28,8 @@ MARK = {SpanToken.START: 0, SpanToken.NEWLINE: 1, SpanToken.END: 2}
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """R rows of T tokens: ids, document, weight (of predicting the NEXT token), answer (the task's number where the next
-    token is the assistant's, else -1), lower, image_mask, engram; and pictures with the flat places of their spans.
+    """R rows of T tokens: ids, document, weight (of predicting the NEXT token), answer (the task's number where that
+    one is the assistant's, else -1), lower, image_mask, engram; and pictures with the flat places of their spans.
     """
 
     ids: NDArray[np.int64]
@@ -55,15 +55,16 @@ class StepBatch:
 def pack(
     samples: Sequence[tuple[int, Encoded]], shape: tuple[int, int], config: ModelConfig, hash_: EngramHash, keep: int
 ) -> Packed:
-    """Place samples (with their task's number), longest first, into the fullest row of `shape` (rows, tokens) that still has room.
+    """Place samples, longest first, into the fullest row of `shape` (rows, tokens) that still has room.
 
-    Samples that fit nowhere, or whose pictures are too many, are left out. `keep`: prompt tokens that a truncated prefill runs through the decoder
-    layers; every second sample is learned as if its prompts had been truncated so. Raises ValueError for a sample
-    longer than a row.
+    `samples` come with their task's number; those that fit nowhere, or have too many pictures, are left out. `keep`:
+    prompt tokens that a truncated prefill runs through the decoder layers; every second sample is learned as if its
+    prompts had been truncated so. Raises ValueError for a sample longer than a row.
     """
     rows, tokens = shape
     packed = _empty(rows, tokens, config, hash_)
-    filled, pictures = [0] * rows, []
+    filled = [0] * rows
+    pictures: list[tuple[int, NDArray[np.uint8]]] = []
     placed: list[tuple[slice, Encoded]] = []
     for number, (task, sample) in enumerate(sorted(samples, key=lambda s: -len(s[1].ids)), start=1):
         count = len(sample.ids)

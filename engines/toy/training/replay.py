@@ -44,7 +44,8 @@ class Replay:
             return self._step(self._batch, self._rate)
         if self._graph is None:
             self._record()
-        assert self._graph is not None and self._outcome is not None
+        assert self._graph is not None, "recorded above"
+        assert self._outcome is not None, "recorded with the graph"
         self._graph.replay()
         return self._outcome
 

@@ -1,4 +1,4 @@
-"""The indexer in training: its choice of entries, the candidate blocks, and the loss that teaches it attention's taste."""
+"""The indexer in training: its choice of entries, candidate blocks, and the loss that teaches it attention's taste."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,6 @@ from shoal.engines.toy.training import fused
 from shoal.engines.toy.training.rows import RowMasks
 from torch import Tensor
 from torch.nn import functional
-
 
 TIE_STEP = 1e-7
 """Taken off a score per entry, so that equal scores (no head fires) go to lower entries, as they do when served."""
@@ -41,7 +40,8 @@ class Selector:
     ) -> None:
         """Choose for query latents [B, T, r] and normed rows [B, T, H] of an index source."""
         self._finish()
-        assert self._visible is not None and self._keys is not None, f"layer {layer} selects before any KV source"
+        assert self._visible is not None, f"layer {layer} selects before any KV source"
+        assert self._keys is not None, f"layer {layer} selects before any KV source"
         self.chosen = self._visible
         if not (self._is_sparse or self._learns):
             return
@@ -110,6 +110,6 @@ def candidates(scores: Tensor, visible: Tensor, block: int, count: int) -> Tenso
 
 @fused.fused
 def divergence(scores: Tensor, mass: Tensor) -> Tensor:
-    """Mean over rows of the cross-entropy between scores [B, T, E] (-inf: not chosen) and their mass, heads averaged."""
+    """Mean over rows of the cross-entropy between scores [B, T, E] (-inf: not chosen) and mass, heads averaged."""
     logs = scores - torch.logsumexp(scores.masked_fill(scores == -torch.inf, -1e30), dim=-1, keepdim=True)
     return -(mass * logs.masked_fill(scores == -torch.inf, 0.0)).sum(-1).mean()

@@ -1,4 +1,4 @@
-"""Float32 master weights, tensors of one shape stacked over layers and experts, and the weights a step computes with."""
+"""Float32 master weights, stacked over layers and experts, and the weights that a step computes with."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,10 +1,20 @@
 """The course: what is trained on which samples, for how long and how fast."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from shoal.engines.toy.training.network import Options
 
-MUON_ADAM_RATE = 2e-3
+
+class Trains(StrEnum):
+    """What a stage changes: all but the drafter, the indexers alone, or the drafter alone."""
+
+    TRUNK = "trunk"
+    INDEXER = "indexer"
+    DRAFTER = "drafter"
+
+
+DENSE = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +22,7 @@ class Stage:
     """One part of the course.
 
     mixture: name in `tasks.mixture`; tokens of a row; rows of a pack (what one worker makes) and packs of a step;
-    steps; rate from the first step to the last, linear after `warm_up` steps; drafter: train it instead of the trunk.
+    steps; rates of the first and the last step, linear between them, risen to over `warm_up` steps.
     """
 
     name: str
@@ -23,8 +33,8 @@ class Stage:
     steps: int
     rates: tuple[float, float]
     warm_up: int = 0
-    options: Options = Options()
-    drafter: bool = False
+    options: Options = DENSE
+    trains: Trains = Trains.TRUNK
 
     @property
     def step_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """What a run leaves behind: its whole state to go on from, and the checkpoint that is served."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def start(config: ModelConfig, seed: int, checkpoint: Path | None) -> dict[str, 
     return {name: _float(name, tensors, config) for name in float_specs(config)}
 
 
-def _float(name: str, tensors: dict[str, Tensor], config: ModelConfig) -> Tensor:
+def _float(name: str, tensors: Mapping[str, Tensor], config: ModelConfig) -> Tensor:
     value, scale = tensors[name], tensors.get(f"{name.removesuffix('.weight')}.scale")
     if scale is None:
         return value.float()

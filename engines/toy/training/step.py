@@ -12,7 +12,7 @@ from shoal.engines.toy.training.network import Network, Weights
 from shoal.engines.toy.training.optimiser import Optimiser
 from shoal.engines.toy.training.packing import StepBatch
 from shoal.engines.toy.training.stacks import Stacks
-from shoal.engines.toy.training.stages import Stage
+from shoal.engines.toy.training.stages import Stage, Trains
 from torch import Tensor
 from torch.nn import functional
 
@@ -53,7 +53,7 @@ class Learner:
     def step(self, stage: Stage, batch: StepBatch, rate: Tensor) -> Outcome:
         """Learn from one batch with the rate, a float32 scalar tensor."""
         weights = self.stacks.step_weights()
-        outcome, loads = (self._draft if stage.drafter else self._predict)(stage, batch, weights)
+        outcome, loads = (self._draft if stage.trains is Trains.DRAFTER else self._predict)(stage, batch, weights)
         torch.autograd.backward(outcome.loss)
         norm = self.optimiser.step(rate)
         self._balance(loads)
@@ -70,7 +70,8 @@ class Learner:
         rows = image_rows(weights, batch.pictures, self.config)
         # Span places that no picture fills point behind the last row.
         embedded = torch.cat((embedded, embedded.new_zeros(1, embedded.shape[1])))
-        return embedded.index_copy(0, batch.pictures.positions, rows)[:-1].unflatten(0, ids.shape)
+        shown: Tensor = embedded.index_copy(0, batch.pictures.positions, rows)[:-1].unflatten(0, ids.shape)
+        return shown
 
     def _predict(self, stage: Stage, batch: StepBatch, weights: Weights) -> tuple[Outcome, dict[str, Load]]:
         """The trunk's loss on the next token, and its indexer's."""
