@@ -9,8 +9,10 @@ of the slot's bytes and logits by 1.5, because a flip passes through the FP4 gri
 Activations are kept as `wide` tensors whose values lie on the grid of the mode.
 """
 
+import threading
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 import torch
 from shoal.engines.model import quant
@@ -20,6 +22,8 @@ PIECE_NUMBERS = 1 << 16
 """Numbers of a weight that are converted at once (0.5 MiB in float64)."""
 PIECED_ROWS_MAX = 64
 """More rows than this take longer to multiply than to convert."""
+FEW_ROWS = 16
+"""Up to so many query rows are multiplied from the right."""
 
 
 class Mode(StrEnum):
@@ -38,6 +42,18 @@ class Linear:
     is_quantised: bool = False
 
 
+class _Room(threading.local):
+    """Where a thread converts pieces of weights: one place, written over and over, stays in the core's own cache."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            numbers = torch.empty(PIECE_NUMBERS, dtype=torch.float64)
+        self.of_shape = cache(lambda rows, columns: numbers[: rows * columns].view(rows, columns))
+
+
+_room = _Room()
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`x . weight^T` in the type of x, the weight converted first; the one place where a device may differ.
 
@@ -47,10 +63,24 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     """
     if weight.dtype is x.dtype:
         return torch.nn.functional.linear(x, weight)
-    if weight.numel() <= PIECE_NUMBERS or x.numel() > weight.shape[1] * PIECED_ROWS_MAX:
+    outputs, columns = weight.shape
+    if x.numel() > columns * PIECED_ROWS_MAX or columns > PIECE_NUMBERS or x.dtype is not torch.float64 or not x.is_cpu:
         return torch.nn.functional.linear(x, weight.to(x.dtype))
-    pieces = weight.split(max(1, PIECE_NUMBERS // weight.shape[1]))
-    return torch.cat([torch.nn.functional.linear(x, piece.to(x.dtype)) for piece in pieces], dim=-1)
+    rows, count = x if x.dim() == 2 else x.reshape(-1, columns), PIECE_NUMBERS // columns
+    pieces = (weight,) if outputs <= count else weight.split(count)
+    parts = [torch.mm(rows, _room.of_shape(piece.shape[0], columns).copy_(piece).t()) for piece in pieces]
+    product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return product if x.dim() == 2 else product.view(*x.shape[:-1], outputs)
+
+
+def dot_products(rows: Tensor, keys: Tensor) -> Tensor:
+    """Products [B, n, K] of rows [B, n, D] with keys [B, K, D].
+
+    With few rows the keys go first: read row by row as they lie, they take half as long.
+    """
+    if rows.shape[1] <= FEW_ROWS:
+        return torch.bmm(keys, rows.transpose(1, 2)).transpose(1, 2).contiguous()
+    return torch.bmm(rows, keys.transpose(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
