@@ -1,5 +1,7 @@
 """Root-mean-square normalisation; there is no other norm in the trunk."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """`1 / sqrt(mean of squares + eps)` over the last dimension, which is kept with size 1.
 
-    The length of a vector is one sweep; squares, their mean and the root one after the other take four times as long.
+    The length of a vector is one sweep; squares and their mean one after the other take four times as long.
     """
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(_number(eps, x.dtype, x.device), length, length, value=1 / x.shape[-1]).rsqrt_()
+
+
+@cache
+@torch.inference_mode(False)
+def _number(value: float, to: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=to, device=device)

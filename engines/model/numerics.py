@@ -67,7 +67,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     if x.numel() > columns * PIECED_ROWS_MAX or columns > PIECE_NUMBERS or x.dtype is not torch.float64 or not x.is_cpu:
         return torch.nn.functional.linear(x, weight.to(x.dtype))
     rows, count = x if x.dim() == 2 else x.reshape(-1, columns), PIECE_NUMBERS // columns
-    pieces = (weight,) if outputs <= count else weight.split(count)
+    pieces = (weight,) if outputs <= count else [weight[i : i + count] for i in range(0, outputs, count)]
     parts = [torch.mm(rows, _room.of_shape(piece.shape[0], columns).copy_(piece).t()) for piece in pieces]
     product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     return product if x.dim() == 2 else product.view(*x.shape[:-1], outputs)
@@ -79,7 +79,7 @@ def dot_products(rows: Tensor, keys: Tensor) -> Tensor:
     With few rows the keys go first: read row by row as they lie, they take half as long.
     """
     if rows.shape[1] <= FEW_ROWS:
-        return torch.bmm(keys, rows.transpose(1, 2)).transpose(1, 2).contiguous()
+        return torch.bmm(keys, rows.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(rows, keys.transpose(1, 2))
 
 
