@@ -1,21 +1,30 @@
 """The text that the toy tokenizer is trained on: samples of all tasks as chats, their words, and some prose."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import isqrt
 from random import Random
 from typing import Any
 
 from deepseek_recipe import ChatCompletionRequest, ConversionOptions, DeepseekV41Encoding, ModelVersion
-from shoal.engines.toy.tasks import chat, copying, lexicon, prose, recall, words
+from shoal.engines.toy.tasks import arithmetic, chat, copying, lexicon, pictures, prose, recall, schema, tools, words
+from shoal.engines.toy.tasks.drawing import SHAPES
+from shoal.engines.toy.tasks.filler import distractor, plain_sentence
+from shoal.engines.toy.tasks.records import JOBS, ROOMS
 from shoal.engines.toy.tasks.rendering import answer_pieces
 from shoal.engines.toy.tasks.sample import Sample
+from shoal.engines.toy.tokenizer import word_splitter
 
 SEED = 1
-SAMPLES = 400
-# Documents of so many tokens, and how often each word of the tasks is repeated beside the samples.
-DOCUMENTS = 500
+# Rounds of one sample of each task; a word counts by the root of its number in them, for the model has to write rare
+# ones as well. Of recall there are fewer: they are long, and hold prose. Other prose fills the rest of the vocabulary.
+SAMPLES = 2000
+ROUNDS_OF_RECALL = 20
+WORD_COUNT_MIN = 20
+WORD_WEIGHT_MIN = 20
+DOCUMENTS = 40
 DOCUMENT_TOKENS = 400
-WORD_WEIGHT = 500
 # Special tokens divide a text before it is tokenised.
 _SPECIAL = re.compile("<｜[^｜]*｜>|</?think>|｜DSML｜")
 SENTENCES = """
@@ -35,21 +44,36 @@ Café, naïve, résumé, Ångström, über, señor, façade: accents are written
 def corpus() -> Iterable[str]:
     """Lines to train on, in a fixed order; the prose depends on the running Python."""
     dice = Random(SEED)
-    yield from SENTENCES.splitlines() * 3
-    for word in task_words():
-        yield f" {word}" * WORD_WEIGHT
-    for _ in range(SAMPLES):
-        for sample in _samples(dice):
-            yield from _SPECIAL.split(rendered(sample))
+    yield from SENTENCES.splitlines()
+    counts = _word_counts(text for i in range(SAMPLES) for text in _texts(dice, i))
+    weights = {word: WORD_WEIGHT_MIN + isqrt(count) for word, count in counts.items() if count >= WORD_COUNT_MIN}
+    for word in (*(f" {word}" for word in task_words()), *quoted_words()):
+        weights[word] = max(2 * WORD_WEIGHT_MIN, weights.get(word, 0))
+    for word, weight in sorted(weights.items()):
+        yield from [word] * weight
     for _ in range(DOCUMENTS):
         yield prose.generate(dice, DOCUMENT_TOKENS).document
+
+
+def _word_counts(texts: Iterable[str]) -> dict[str, int]:
+    splitter = word_splitter()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        for piece in _SPECIAL.split(text):
+            counts.update(piece[start:end] for _, (start, end) in splitter.pre_tokenize_str(piece))
+    return counts
 
 
 def task_words() -> list[str]:
     """Words that should be one token each when a space comes before them."""
     found = {*words.ADJECTIVES, *words.NOUNS, *words.NAMES, *words.COLOURS, *words.CITIES, *words.DAYS, *words.MONTHS}
-    found |= {*words.CAPITALS} | {part for city in words.CAPITALS.values() for part in city.split()}
-    return sorted(found | {*chat.OPPOSITES, *chat.OPPOSITES.values()})
+    return sorted(found | {*SHAPES, *JOBS, *ROOMS})
+
+
+def quoted_words() -> list[str]:
+    """Words that should be one token each without a space, too: values of JSON and of tool calls."""
+    parts = (words.NAMES, words.THINGS, words.COLOURS, words.CITIES, words.DAYS)
+    return sorted({word for part in parts for word in part})
 
 
 def rendered(sample: Sample) -> str:
@@ -79,10 +103,7 @@ def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": "".join(part.get("text", "") for part in content)}
 
 
-def _samples(dice: Random) -> list[Sample]:
-    return [
-        recall.generate(dice, dice.randint(64, 400), dice.randint(1, 4)),
-        copying.generate(dice),
-        lexicon.generate(dice),
-        chat.generate(dice),
-    ]
+def _texts(dice: Random, index: int) -> list[str]:
+    drawn = [task.generate(dice) for task in (copying, lexicon, chat, schema, tools, arithmetic, pictures)]
+    texts = [rendered(sample) for sample in drawn] + [distractor(dice, ["amber fox"]), plain_sentence(dice)]
+    return texts if index % ROUNDS_OF_RECALL else [*texts, rendered(recall.generate(dice))]

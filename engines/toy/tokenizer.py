@@ -45,6 +45,16 @@ def toy_tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TOKENIZER_FILE))
 
 
+def word_splitter() -> pre_tokenizers.PreTokenizer:
+    """What divides a text into words, single digits, marks and white space before these become tokens."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+
+
 def train_tokenizer(lines: Iterable[str]) -> Tokenizer:
     """A tokenizer of the toy's layout for such text; digits are tokens of their own, so numbers are read by digit.
 
@@ -52,12 +62,7 @@ def train_tokenizer(lines: Iterable[str]) -> Tokenizer:
     """
     specials = special_tokens()
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
+    tokenizer.pre_tokenizer = word_splitter()
     tokenizer.decoder = decoders.ByteLevel()
     early = [AddedToken(specials[i], special=True, normalized=False) for i in range(3)]
     trainer = trainers.BpeTrainer(

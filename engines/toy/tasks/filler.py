@@ -3,7 +3,7 @@
 import re
 from random import Random
 
-from shoal.engines.toy.tasks.prose import sentences
+from shoal.engines.toy.tasks.prose import CHARACTERS_PER_TOKEN, sentences
 from shoal.engines.toy.tasks.words import ADJECTIVES, CITIES, COLOURS, DAYS, MONTHS, NAMES, NOUNS
 
 # Distractors carry the same names as the needles (half of the time) and other attributes than a code.
@@ -26,9 +26,10 @@ PLAIN = (
     "Every {day} the people of {city} meet at the {noun}.",
     "It is said that the {noun} is {adjective}, but {person} does not think so.",
     "{person} asked {person2} whether the {noun} was still {adjective}.",
-    "After the summer {person} moved from {city} to a {adjective} house.",
-    "A {adjective} wind came over the {noun} and the night was {adjective2}.",
+    "After the summer {person} moved from {city} to the {adjective} house.",
+    "The {adjective} wind came over the {noun} and the night was {adjective2}.",
 )  # fmt: skip
+PROSE_SHARE, DISTRACTOR_SHARE = 0.1, 0.45
 # One token for each word, digit (and the space before a number) and mark.
 _TOKENS = re.compile(r"[^\W\d_]+|\d| (?=\d)|[^\w\s]|\n+|_")
 
@@ -38,17 +39,18 @@ def token_estimate(text: str) -> int:
     return len(_TOKENS.findall(text))
 
 
-def filler_sentence(dice: Random, names: list[str]) -> str:
-    """One sentence that holds no code: a distractor about one of `names` or a similar one, a plain one, or prose."""
+def filler_sentence(dice: Random, names: list[str]) -> tuple[str, int]:
+    """One sentence that holds no code, and its tokens, about: a distractor, a plain one, or prose (one in ten)."""
     kind = dice.random()
-    if kind < 0.45:
-        return _distractor(dice, names)
-    if kind < 0.9:
-        return _plain(dice)
-    return dice.choice(sentences())
+    if kind < PROSE_SHARE:
+        sentence = dice.choice(sentences())
+        return sentence, round(len(sentence) / CHARACTERS_PER_TOKEN)
+    sentence = distractor(dice, names) if kind < PROSE_SHARE + DISTRACTOR_SHARE else plain_sentence(dice)
+    return sentence, token_estimate(sentence)
 
 
-def _distractor(dice: Random, names: list[str]) -> str:
+def distractor(dice: Random, names: list[str]) -> str:
+    """A fact that is no code, of one of `names` or of a name that shares a word with one."""
     return dice.choice(DISTRACTORS).format(
         name=_similar(dice, names),
         other=_similar(dice, names),
@@ -75,7 +77,8 @@ def _similar(dice: Random, names: list[str]) -> str:
     return f"{dice.choice(ADJECTIVES)} {dice.choice(NOUNS)}"
 
 
-def _plain(dice: Random) -> str:
+def plain_sentence(dice: Random) -> str:
+    """A sentence of people, places and days."""
     return dice.choice(PLAIN).format(
         person=dice.choice(NAMES),
         person2=dice.choice(NAMES),

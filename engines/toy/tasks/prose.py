@@ -18,7 +18,7 @@ MODULES = (
     "trace", "traceback", "types", "typing", "urllib/parse", "uuid", "weakref",
 )  # fmt: skip
 # Characters of one token of such text, measured with the toy tokenizer.
-CHARACTERS_PER_TOKEN = 2.6
+CHARACTERS_PER_TOKEN = 2.4
 CODE_SHARE = 0.5
 
 

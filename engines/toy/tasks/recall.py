@@ -63,9 +63,9 @@ def _plant(dice: Random, facts: list[str], names: list[str], tokens: int) -> str
     room = tokens - sum(map(token_estimate, facts))
     sentences: list[str] = []
     while room > 0:
-        sentence = filler_sentence(dice, names)
-        room -= token_estimate(sentence)
-        if room > -12:
+        sentence, length = filler_sentence(dice, names)
+        room -= length
+        if room > -8:
             sentences.append(sentence)
     for fact in facts:
         sentences.insert(dice.randint(0, len(sentences)), fact)

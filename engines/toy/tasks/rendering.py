@@ -26,19 +26,16 @@ def answer_pieces(answer: Answer, thinking: bool) -> tuple[str, ...]:
 def _calls_text(calls: tuple[tuple[str, Mapping[str, Any]], ...]) -> str:
     if not calls:
         return ""
-    blocks = [f'<{DSML} invoke name="{name}">\n{_arguments(given)}</{DSML} invoke>\n' for name, given in calls]
+    blocks = [f'<{DSML} invoke name="{name}">\n{_arguments(given)}\n</{DSML} invoke>\n' for name, given in calls]
     return f"\n\n<{DSML} calls>\n{''.join(blocks)}</{DSML} calls>"
 
 
 def _arguments(given: Mapping[str, Any]) -> str:
     lines = []
     for name, value in given.items():
-        is_text = isinstance(value, str)
-        text = value if is_text else json.dumps(value, ensure_ascii=False)
-        lines.append(
-            f'<{DSML} parameter name="{name}" string="{"true" if is_text else "false"}">{text}</{DSML} parameter>\n'
-        )
-    return "".join(lines)
+        kind, text = ("true", value) if isinstance(value, str) else ("false", json.dumps(value, ensure_ascii=False))
+        lines.append(f'<{DSML} parameter name="{name}" string="{kind}">{text}</{DSML} parameter>')
+    return "\n".join(lines)
 
 
 _CALLS = re.compile(rf"\n\n<{DSML} calls>\n(?P<invokes>.*)</{DSML} calls>\s*", re.DOTALL)
@@ -68,7 +65,7 @@ def _parse_calls(text: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     calls = []
     for invoke in invokes:
         arguments = _matches(_ARGUMENT, invoke["arguments"])
-        if not arguments and invoke["arguments"]:
+        if not arguments and invoke["arguments"].strip():
             return ()
         try:
             calls.append((invoke["name"], {a["name"]: _value(a) for a in arguments}))

@@ -1,0 +1,99 @@
+"""Train the toy model: `python -m shoal.engines.toy.training --out DIR`; a second call goes on where the first stopped.
+
+One GPU trains the whole course in about half an hour; a CPU runs it too, for those who want to read along.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from shoal.engines.toy.configuration import toy_config
+from shoal.engines.toy.tokenizer import toy_tokenizer
+from shoal.engines.toy.training.course import COURSE
+from shoal.engines.toy.training.examples import batches
+from shoal.engines.toy.training.loop import train
+from shoal.engines.toy.training.stacks import Stacks
+from shoal.engines.toy.training.stages import Stage
+from shoal.engines.toy.training.state import STATE, Place, export, load_state, save_state, start
+from shoal.engines.toy.training.step import Learner
+
+EXAMPLES = """examples:
+  python -m shoal.engines.toy.training --out run            the whole course
+  python -m shoal.engines.toy.training --out run --minutes 9   stop after 9 minutes; call again to go on
+  python -m shoal.engines.toy.training --out run --from engines/toy/weights --stage drafter   one stage, from a checkpoint
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run (the rest of) the course; write the state and the served checkpoint into the directory."""
+    options = parser().parse_args(arguments)
+    begun = time.monotonic()
+    torch.set_float32_matmul_precision("high")
+    device = torch.device(options.device)
+    tokenizer = toy_tokenizer()
+    config = toy_config(tokenizer)
+    stages = [stage for stage in COURSE if options.stage in (None, stage.name)]
+    stacks = Stacks(config, start(config, options.seed, options.checkpoint), device)
+    learner, told = Learner(config, stacks), tell(begun)
+    place = Place()
+    if (options.out / STATE).is_file():
+        learner.optimiser.state, place = load_state(options.out, stacks, device)
+    until = begun + 60 * options.minutes
+    for number in range(place.stage, len(stages)):
+        stage = resized(stages[number], options.scale, options.steps)
+        first = place.step if number == place.stage else 0
+        steps = batches(config, stage, options.seed, options.workers, first)
+        done = train(learner, stage, steps, first, until, told)
+        place = Place(number, done) if done < stage.steps else Place(number + 1)
+        if place.stage == number or time.monotonic() > until:
+            break
+    save_state(options.out, stacks, learner.optimiser.state, place)
+    export(options.out / "checkpoint", config, stacks.floats(), tokenizer.to_str(pretty=True) + "\n")
+    rest = (
+        "complete" if place.stage == len(stages) else f"stopped in stage {stages[place.stage].name}, step {place.step}"
+    )
+    told(f"{rest}; wrote {options.out / 'checkpoint'}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="directory of the state and the checkpoint")
+    parser.add_argument("--from", dest="checkpoint", type=Path, help="served checkpoint to begin with; default: drawn")
+    parser.add_argument("--stage", choices=[stage.name for stage in COURSE], help="this stage alone")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many; default: never")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and samples; default 1")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=14, help="processes that make samples; default 14")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor on the packs of a step, to fit a small machine"
+    )
+    parser.add_argument("--steps", type=int, help="steps of every stage, in place of the course's")
+    return parser
+
+
+def resized(stage: Stage, scale: float, steps: int | None) -> Stage:
+    """The stage with fewer packs a step, or another number of steps."""
+    packs = max(1, round(stage.packs * scale))
+    return dataclasses.replace(stage, packs=packs, steps=stage.steps if steps is None else steps)
+
+
+def tell(begun: float) -> Callable[[str], None]:
+    """Prints a line with the time since the start."""
+
+    def line(text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - begun:7.1f} s  {text}\n")
+        sys.stdout.flush()
+
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
