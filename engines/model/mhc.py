@@ -76,14 +76,21 @@ def balance(comb: Tensor, iterations: int, eps: float) -> Tensor:
 
 
 def _balance_one(matrix: Sequence[Sequence[float]], iterations: int, eps: float) -> Sequence[Sequence[float]]:
-    """The same for one matrix of four rows; every step transposes it, so that what is divided are its rows."""
-    for _ in range(2 * iterations - 1):
-        divided = []
-        for a, b, c, d in zip(*matrix, strict=True):
-            total = a + b + c + d + eps
-            divided.append((a / total, b / total, c / total, d / total))
-        matrix = divided
-    return tuple(zip(*matrix, strict=True))
+    """The same for one matrix of four rows, in Python's own numbers."""
+    (a, b, c, d), (e, f, g, h), (i, j, k, m), (p, q, r, s) = matrix
+    for step in range(iterations):
+        if step:
+            w, x, y, z = a + b + c + d + eps, e + f + g + h + eps, i + j + k + m + eps, p + q + r + s + eps
+            a, b, c, d = a / w, b / w, c / w, d / w
+            e, f, g, h = e / x, f / x, g / x, h / x
+            i, j, k, m = i / y, j / y, k / y, m / y
+            p, q, r, s = p / z, q / z, r / z, s / z
+        w, x, y, z = a + e + i + p + eps, b + f + j + q + eps, c + g + k + r + eps, d + h + m + s + eps
+        a, b, c, d = a / w, b / x, c / y, d / z
+        e, f, g, h = e / w, f / x, g / y, h / z
+        i, j, k, m = i / w, j / x, k / y, m / z
+        p, q, r, s = p / w, q / x, r / y, s / z
+    return (a, b, c, d), (e, f, g, h), (i, j, k, m), (p, q, r, s)
 
 
 def _balance_on_device(comb: Tensor, iterations: int, eps: float) -> Tensor:

@@ -74,10 +74,10 @@ def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing
     rows = order.div(routing.choice.shape[1], rounding_mode="floor")
     sizes = [count, *torch.bincount(flat, minlength=len(weights.experts)).tolist()]
     experts = (weights.shared, *weights.experts)
-    scale = torch.cat((routing.weights.new_ones(count), routing.weights.flatten()[order])).unsqueeze(-1)
     both = _by_expert(numerics, torch.cat((x, x[rows])), [expert.gate_up for expert in experts], sizes)
     gate, up = both.chunk(2, dim=-1)
-    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit)).mul_(scale)
+    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit))
+    inner[count:].mul_(routing.weights.flatten()[order].unsqueeze(-1))
     parts = _by_expert(numerics, numerics.round_(inner), [expert.down for expert in experts], sizes)
     return numerics.round_(parts[:count].index_add_(0, rows, parts[count:]))
 

@@ -43,12 +43,21 @@ class Linear:
 
 
 class _Room(threading.local):
-    """Where a thread converts pieces of weights: one place, written over and over, stays in the core's own cache."""
+    """Where a thread converts pieces of weights: one place, written over and over, stays in the core's own cache.
+
+    `of_shape(rows, columns)` is the place of a piece of that shape, and the same transposed.
+    """
 
     def __init__(self) -> None:
         with torch.inference_mode(False):
             numbers = torch.empty(PIECE_NUMBERS, dtype=torch.float64)
-        self.of_shape = cache(lambda rows, columns: numbers[: rows * columns].view(rows, columns))
+
+        @cache
+        def of_shape(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+            piece = numbers[: rows * columns].view(rows, columns)
+            return piece, piece.t()
+
+        self.of_shape = of_shape
 
 
 _room = _Room()
@@ -66,11 +75,18 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     outputs, columns = weight.shape
     if x.numel() > columns * PIECED_ROWS_MAX or columns > PIECE_NUMBERS or x.dtype is not torch.float64 or not x.is_cpu:
         return torch.nn.functional.linear(x, weight.to(x.dtype))
-    rows, count = x if x.dim() == 2 else x.reshape(-1, columns), PIECE_NUMBERS // columns
-    pieces = (weight,) if outputs <= count else [weight[i : i + count] for i in range(0, outputs, count)]
-    parts = [torch.mm(rows, _room.of_shape(piece.shape[0], columns).copy_(piece).t()) for piece in pieces]
-    product = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-    return product if x.dim() == 2 else product.view(*x.shape[:-1], outputs)
+    if x.dim() != 2:
+        return product(x.reshape(-1, columns), weight).view(*x.shape[:-1], outputs)
+    count = PIECE_NUMBERS // columns
+    if outputs <= count:
+        return _piece(x, weight)
+    return torch.cat([_piece(x, weight[first : first + count]) for first in range(0, outputs, count)], dim=-1)
+
+
+def _piece(x: Tensor, weight: Tensor) -> Tensor:
+    converted, transposed = _room.of_shape(*weight.shape)
+    converted.copy_(weight)
+    return torch.mm(x, transposed)
 
 
 def dot_products(rows: Tensor, keys: Tensor) -> Tensor:

@@ -77,10 +77,10 @@ def e4m3_table(to: torch.dtype, device: torch.device) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def e2m1_table(to: torch.dtype, device: torch.device) -> Tensor:
-    """The two values of every byte of two e2m1 codes, [256, 2], low nibble first."""
+    """The two values of every byte of two e2m1 codes, [256], the low nibble's as real part: one item a byte to copy."""
     values = torch.tensor([*FP4_VALUES, *(-v for v in FP4_VALUES)], dtype=to)
     byte = torch.arange(256)
-    return torch.stack((values[byte & 15], values[byte >> 4]), dim=-1).to(device)
+    return torch.complex(values[byte & 15], values[byte >> 4]).to(device)
 
 
 def float_to_e4m3(x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def e2m1_edges(device: torch.device) -> Tensor:
 def e2m1_to_float(data: Tensor, to: torch.dtype = torch.float32) -> Tensor:
     """Bytes `[..., n/2]` of two 4-bit codes each as values `[..., n]`."""
     pairs = e2m1_table(to, data.device).index_select(0, data.to(torch.int32).flatten())
-    return pairs.view(*data.shape[:-1], 2 * data.shape[-1])
+    return torch.view_as_real(pairs).view(*data.shape[:-1], 2 * data.shape[-1])
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
