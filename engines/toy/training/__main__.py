@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         stage = resized(stages[number], options.scale, options.steps)
         first = place.step if number == place.stage else 0
         steps = batches(config, stage, options.seed, options.workers, first)
-        done = train(learner, stage, steps, first, until, told)
+        done = train(learner, stage, steps, first, until, told, not options.no_graph)
         place = Place(number, done) if done < stage.steps else Place(number + 1)
         if place.stage == number or time.monotonic() > until:
             break
@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
         "--scale", type=float, default=1.0, help="factor on the packs of a step, to fit a small machine"
     )
     parser.add_argument("--steps", type=int, help="steps of every stage, in place of the course's")
+    parser.add_argument("--no-graph", action="store_true", help="start every kernel anew instead of replaying a graph")
     return parser
 
 

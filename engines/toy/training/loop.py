@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from shoal.engines.model.names import Part
 from shoal.engines.toy.tasks.mixture import TASKS
 from shoal.engines.toy.training.packing import StepBatch
 from shoal.engines.toy.training.replay import Replay
@@ -23,13 +22,13 @@ def train(
     first_step: int,
     until: float,
     tell: Callable[[str], None],
+    with_graph: bool = True,
 ) -> int:
     """Train until the stage ends or the clock (time.monotonic) passes `until`; the steps done of the stage."""
-    parts = (Part.DRAFTER,) if stage.drafter else tuple(set(Part) - {Part.DRAFTER})
     stacks = learner.stacks
-    stacks.require_grad(n for n in stacks.part(*parts) if not n.endswith(BIASES))
+    stacks.require_grad(n for n in stacks.parameters if not n.endswith(BIASES))
     device = next(iter(stacks.parameters.values())).device
-    step = Replay(lambda batch, rate: learner.step(stage, batch, rate), device)
+    step = Replay(lambda batch, rate: learner.step(stage, batch, rate), device, with_graph)
     began, tokens, done = time.monotonic(), 0, first_step
     for batch in batches:
         outcome = step(batch, stage.rate(done))

@@ -53,18 +53,18 @@ class Network:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         text = config.text
+        self._phases: dict[tuple[int, torch.device], Phases] = {}
         self._window = frequencies(text.qk_rope_head_dim, text.rope_theta, None)
         self._sparse = frequencies(text.qk_rope_head_dim, text.compress_rope_theta, text.rope_scaling)
 
     def phases(self, count: int, device: torch.device) -> Phases:
         """Phases of positions 0 to count - 1 (packed documents start anywhere: only differences matter)."""
-        at = torch.arange(count, device=device, dtype=torch.float32).unsqueeze(1)
-
-        def of(frequency: Tensor) -> tuple[Tensor, Tensor]:
-            angle = at * frequency.to(device)
-            return angle.cos(), angle.sin()
-
-        return Phases(of(self._window), of(self._sparse))
+        if (count, device) not in self._phases:
+            at = torch.arange(count, dtype=torch.float32).unsqueeze(1)
+            angles = [(at * frequency).to(device) for frequency in (self._window, self._sparse)]
+            window, sparse = ((angle.cos(), angle.sin()) for angle in angles)
+            self._phases[count, device] = Phases(window, sparse)
+        return self._phases[count, device]
 
     def forward(self, weights: Weights, rows: Rows, embedded: Tensor, options: Options) -> Output:
         """All layers over embedded rows [B, T, H] (BF16)."""

@@ -23,8 +23,9 @@ class Replay:
     calls the function.
     """
 
-    def __init__(self, step: Step, device: torch.device) -> None:
+    def __init__(self, step: Step, device: torch.device, with_graph: bool = True) -> None:
         self._step, self._device = step, device
+        self._records = with_graph and device.type == "cuda"
         self._rate = torch.zeros((), device=device)
         self._batch: StepBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -39,7 +40,7 @@ class Replay:
         else:
             _copy(self._batch, batch)
         self._calls += 1
-        if self._device.type != "cuda" or self._calls <= WARM_UP_STEPS:
+        if not self._records or self._calls <= WARM_UP_STEPS:
             return self._step(self._batch, self._rate)
         if self._graph is None:
             self._record()

@@ -1,5 +1,6 @@
 """One training step as a function of tensors alone: no value goes to the CPU, so a GPU can replay it as a graph."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import torch
@@ -84,8 +85,10 @@ class Learner:
 
     def _draft(self, stage: Stage, batch: StepBatch, weights: Weights) -> tuple[Outcome, dict[str, Load]]:
         """The drafter's loss on the frozen trunk."""
-        with torch.no_grad():
-            output = self.network.forward(weights, batch.rows, self.embed(weights, batch), stage.options)
+        # The trunk runs as in its own training, by the same kernels; it is the detached results that freeze it.
+        output = self.network.forward(weights, batch.rows, self.embed(weights, batch), stage.options)
+        output = dataclasses.replace(output, hidden=output.hidden.detach(), taps=output.taps.detach())
+        weights = {name: w if name.startswith("mtp.") else w.detach() for name, w in weights.items()}
         anchors = draw_anchors(batch, self.config.text.dspark_block_size)
         phases = self.network.phases(batch.rows.ids.shape[1], batch.rows.ids.device)
         drafts = draft(weights, batch, output, anchors, self.config, phases)
