@@ -31,7 +31,7 @@ def data_dir(name: str) -> Path:
 
 
 def make_spec(cluster: ResolvedCluster, run_dir: Path | None) -> ClusterSpec:
-    """What every actor is built from; the checkpoint is built first if it is a built-in one."""
+    """What every actor is built from."""
     api_keys(cluster.api.keys_file)  # here its mistakes are the user's; in a replica they would only be a log's
     directory = model_directory(cluster.model_path)
     return ClusterSpec(

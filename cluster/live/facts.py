@@ -17,7 +17,7 @@ VISION_PREFIXES = ("vision.", "aligner.", "projector.")
 
 
 def model_directory(path: str) -> Path:
-    """The checkpoint directory a manifest's `model.path` names; `builtin:toy` is built first if needed."""
+    """The checkpoint directory a manifest's `model.path` names. Raises WeightsError for a damaged `builtin:toy`."""
     return ensure_toy() if path == "builtin:toy" else Path(path)
 
 

@@ -119,9 +119,9 @@ class ClusterSpec:
 
 
 def model_revision(directory: Path) -> str:
-    """Names a checkpoint's content cheaply: configuration, tokenizer, and each weight file's size and header."""
+    """Names a checkpoint's content cheaply: JSON files, sums if it has any, and weight files' sizes and headers."""
     digest = hashlib.sha256()
-    for path in sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")]):
+    for path in sorted([*directory.glob("*.json"), *directory.glob("*.safetensors"), *directory.glob("SHA256SUMS")]):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             digest.update(file.read(HEADER_BYTES) if path.suffix == ".safetensors" else file.read())

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-from shoal.engines.core.layout import BlockLayout, CacheShape, Kind, SlotLayout, block_layout, slot_layout
+from shoal.engines.core.layout import (
+    BlockLayout,
+    CacheShape,
+    Kind,
+    Ring,
+    Section,
+    SlotLayout,
+    block_layout,
+    slot_layout,
+)
 from shoal.engines.model import quant
 from torch import Tensor
 
@@ -60,6 +69,8 @@ class Caches:
                 raise ValueError(
                     f"Caches.{name} is {tensor.dtype} {tuple(tensor.shape)}; the layout needs uint8 [n, {row_bytes}]"
                 )
+        self._rings = tuple(self._ring(ring) for ring in self.slot_layout.rings)
+        self._sections = {(s.layer, s.kind): self._section(s) for s in self.block_layout.sections}
 
     @classmethod
     def allocate(cls, shape: CacheShape, blocks_count: int, slots_count: int, device: str = "cpu") -> "Caches":
@@ -71,19 +82,20 @@ class Caches:
             shape,
         )
 
-    def read_window(self, layer: int, slots: Tensor, rows: Tensor, valid: Tensor, to: torch.dtype) -> Tensor:
+    def read_window(self, layer: int, slots: Tensor, rows: Tensor, valid: Tensor | None, to: torch.dtype) -> Tensor:
         """Window rows [..., D] of slot ids and ring rows, int64 of one shape after broadcasting; 0 where not valid.
 
         Bytes that nobody wrote may decode to NaN, and a masked NaN would still spoil a weighted sum; zero bytes decode
         to zeros in every format.
         """
-        words = _words(self._ring(layer))[slots, rows]
-        words *= valid.unsqueeze(-1)
+        words = _words(self._rings[layer])[slots, rows]
+        if valid is not None:
+            words *= valid.unsqueeze(-1)
         return self.decode_window(words.view(torch.uint8), to)
 
     def write_window(self, layer: int, slots: Tensor, rows: Tensor, stored: Tensor) -> None:
         """Put encoded rows uint8 [n, row bytes] at slot ids and ring rows [n]."""
-        self._ring(layer)[slots, rows] = stored
+        self._rings[layer][slots, rows] = stored
 
     def encode_window(self, kv: Tensor) -> Tensor:
         """Window rows [T, D] as bytes uint8 [T, row bytes]."""
@@ -96,15 +108,18 @@ class Caches:
 
     def read_entries(self, layer: int, kind: Kind, blocks: Tensor, rows: Tensor, to: torch.dtype) -> Tensor:
         """Main KV or index keys [..., width] of block ids and rows inside a block."""
-        fmt = self.format.index if kind == "index" else self.format.main
-        data, scales = self._section(layer, kind)
-        return fmt.decode(_gathered(data, blocks, rows), _gathered(scales, blocks, rows), to)
+        data, scales = self._sections[layer, kind]
+        return self._format(kind).decode(_gathered(data, blocks, rows), _gathered(scales, blocks, rows), to)
+
+    def read_blocks(self, layer: int, kind: Kind, tables: Tensor, to: torch.dtype) -> Tensor:
+        """All rows of whole blocks, [S, rows, width] of block tables int64 [S, blocks]; unwritten hold anything."""
+        data, scales = (_words(part)[tables].view(torch.uint8).flatten(1, 2) for part in self._sections[layer, kind])
+        return self._format(kind).decode(data, scales, to)
 
     def write_entries(self, layer: int, kind: Kind, blocks: Tensor, rows: Tensor, values: Tensor) -> None:
         """Encode values [n, width] into block ids and rows [n]."""
-        fmt = self.format.index if kind == "index" else self.format.main
-        data, scales = self._section(layer, kind)
-        data[blocks, rows], scales[blocks, rows] = fmt.encode(values)
+        data, scales = self._sections[layer, kind]
+        data[blocks, rows], scales[blocks, rows] = self._format(kind).encode(values)
 
     def accumulators(self, layer: int) -> Tensor:
         """The compressor state of a layer, a float32 view [M, rows, 2, D] of (score, latent)."""
@@ -112,17 +127,18 @@ class Caches:
         stored = self.slots[:, place.offset : place.offset + place.bytes].view(torch.float32)
         return stored.view(len(stored), place.rows, 2, self.shape.head_dim)
 
-    def _ring(self, layer: int) -> Tensor:
-        ring, layout = self.slot_layout.ring(layer), self.slot_layout
-        stored = self.slots[:, ring.offset : ring.offset + ring.bytes]
+    def _format(self, kind: Kind) -> RowFormat:
+        return self.format.index if kind == "index" else self.format.main
+
+    def _ring(self, ring: Ring) -> Tensor:
+        stored, layout = self.slots[:, ring.offset : ring.offset + ring.bytes], self.slot_layout
         return stored.view(len(stored), layout.ring_tokens, layout.row_bytes)
 
-    def _section(self, layer: int, kind: Kind) -> tuple[Tensor, Tensor]:
-        section = self.block_layout.section(layer, kind)
+    def _section(self, section: Section) -> tuple[Tensor, Tensor]:
         stored = self.blocks[:, section.offset : section.offset + section.bytes]
-        scale_bytes = (self.format.index if kind == "index" else self.format.main).scale_bytes
-        data_bytes, count = section.row_bytes - scale_bytes, section.rows
-        if kind == "main":
+        scale_bytes, count = self._format(section.kind).scale_bytes, section.rows
+        data_bytes = section.row_bytes - scale_bytes
+        if section.kind == "main":
             rows = stored.view(len(stored), count, section.row_bytes)
             return rows[..., :data_bytes], rows[..., data_bytes:]
         # Index keys: all data rows of the block, then all their scale rows.

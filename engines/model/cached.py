@@ -21,6 +21,7 @@ from shoal.engines.model.placement import (
     WindowPlan,
     counted,
     entry_plan,
+    in_order,
     window_plan,
 )
 from shoal.engines.model.rope import phases
@@ -40,12 +41,14 @@ gathered entry costs about as much as five entries of one large product."""
 class Pool:
     """Entries that rows may attend to: values [N, D], all finite, and `chosen` int64 [T, k], -1 = none.
 
-    `bases` int64 [S] is where each sequence's entries start when all of them were read: `chosen` counts from there.
-    When it is None, each row's own choices were read, k of them a row in the order of `chosen`.
+    `is_full`: no row has less than k choices. `bases` int64 [S] is where each sequence's entries start when all of
+    them were read: `chosen` counts from there. When it is None, each row's own choices were read, k of them a row in
+    the order of `chosen`.
     """
 
     values: Tensor
     chosen: Tensor
+    is_full: bool
     bases: Tensor | None
 
 
@@ -65,6 +68,7 @@ class CachedAttention:
         self._weights, self._caches, self._frequencies = weights, caches, frequencies
         self._sequences, self._is_compact = sequences, is_compact
         self._of_rows = sequences.of_rows()
+        self._rows_count = len(self._of_rows)
         self.windows = self._plan(sequences, torch.zeros_like(sequences.lower), torch.zeros_like(sequences.lower))
         self._entry_plans = {
             ratio: entry_plan(sequences, ratio, caches.shape.block_tokens)
@@ -73,7 +77,6 @@ class CachedAttention:
         self._source = -1
         self._keys: Tensor | None = None
         self._pool: Pool | None = None
-        self._chosen: Tensor | None = None
         self._candidates: Tensor | None = None
 
     def truncate(self) -> Tensor | None:
@@ -98,11 +101,14 @@ class CachedAttention:
         assert weights is not None, f"layer {layer} owns no compressor"
         numerics, ratio = self._numerics, self._config.ratio(layer)
         plan = self._entry_plans[ratio]
-        self._source, self._keys, self._pool, self._chosen, self._candidates = layer, None, None, None, None
+        self._source, self._keys, self._pool, self._candidates = layer, None, None, None
         if ratio == 1:
             latents = compressor.latents_of_rows(numerics, x, weights)[plan.members.squeeze(1)]
         else:
-            latents = compressor.pool(numerics, self._accumulate(layer, x, weights, ratio, plan))
+            groups = self._accumulate(layer, x, weights, ratio, plan)
+            if not groups.numel():
+                return
+            latents = compressor.pool(numerics, groups)
         by = phases(self._frequencies, plan.first, numerics.wide)
         main, keys = compressor.entries(numerics, latents, weights, by, self._config.text.rms_norm_eps)
         self._caches.write_entries(layer, "index", plan.blocks, plan.rows, keys)
@@ -115,16 +121,13 @@ class CachedAttention:
         keys = self.exchange_window(layer, kv)
         if weights.indexer is not None:
             self._select(layer, latents, x, rows)
-        out = torch.empty_like(x)
+        parts = []
         for tile in self.windows.tiles:
             turn = by.of_tile(tile)
             q = queries(self._numerics, tile.take(latents), weights.attention, turn)
             attended = attend(q, self._tile_keys(layer, tile, keys), weights.attention.sink)
-            part = output(self._numerics, attended, weights.attention, turn).flatten(0, 1)
-            if tile.is_whole:
-                return part
-            out[tile.rows.flatten()] = part
-        return out
+            parts.append(output(self._numerics, attended, weights.attention, turn).flatten(0, 1))
+        return in_order(self.windows.tiles, parts)
 
     def exchange_window(self, layer: int, kv: Tensor) -> Tensor:
         """Read the history of a layer's ring, write the step's rows [T, D]; the key pool [history + T, D].
@@ -146,7 +149,7 @@ class CachedAttention:
         """Write the step's rows [T, D] of a layer's ring; the bytes of all rows, uint8 [T, row bytes]."""
         plan = self.windows
         stored = self._caches.encode_window(kv)
-        written = stored if len(plan.written) == len(stored) else stored[plan.written]
+        written = stored if plan.written.shape[0] == stored.shape[0] else stored[plan.written]
         self._caches.write_window(layer, plan.written_slots, plan.written_rows, written)
         return stored
 
@@ -171,94 +174,88 @@ class CachedAttention:
         return torch.cat((history.flatten(0, 1), partials))[plan.members]
 
     def _select(self, layer: int, latents: Tensor, x: Tensor, rows: Rows) -> None:
-        text = self._config.text
+        text, tiles = self._config.text, self.windows.tiles
         keys = self._index_keys()
-        entries = keys.shape[1]
-        chosen = torch.full((len(x), min(text.index_topk, entries)), -1, dtype=torch.int64, device=x.device)
-        is_source = layer == text.candidate_source_layer_id
-        blocks_count = -(-entries // text.candidate_block_size)
-        candidates = torch.zeros(len(x), blocks_count if is_source else 0, dtype=torch.bool, device=x.device)
         weights = self._weights.layers[layer].indexer
         assert weights is not None, f"layer {layer} owns no indexer"
-        for tile in self.windows.tiles:
+        chosen, candidates = [], []
+        for tile in tiles:
             turn = rows.sparse_phases.of_tile(tile)
             by = index_queries(self._numerics, tile.take(latents), tile.take(x), weights, turn)
-            flat = tile.rows.flatten()
-            visible = (rows.positions[flat] + 1).div(self._config.ratio(layer), rounding_mode="floor")
-            scores = self._scores(layer, by, keys[tile.sequences], visible, flat)
-            chosen[flat] = top_entries(scores, text.index_topk)
-            if is_source:
-                candidates[flat] = candidate_blocks(
-                    scores, visible, text.candidate_block_size, text.candidate_topk_blocks
+            visible = (tile.take(rows.positions).flatten() + 1).div(self._config.ratio(layer), rounding_mode="floor")
+            scores = self._scores(layer, tile, by, tile.of_sequences(keys), visible)
+            chosen.append(top_entries(scores, text.index_topk))
+            if layer == text.candidate_source_layer_id:
+                candidates.append(
+                    candidate_blocks(scores, visible, text.candidate_block_size, text.candidate_topk_blocks)
                 )
-        if is_source:
-            self._candidates = candidates
-        self._chosen = chosen
-        self._pool = self._read_pool(self._pool)
+        if candidates:
+            self._candidates = in_order(tiles, candidates)
+        self._pool = self._read_pool(self._pool, in_order(tiles, chosen))
 
-    def _scores(self, layer: int, by: IndexQueries, keys: Tensor, visible: Tensor, flat: Tensor) -> Tensor:
+    def _scores(self, layer: int, tile: Tile, by: IndexQueries, keys: Tensor, visible: Tensor) -> Tensor:
         """Index scores [rows of a tile, E], -inf where a row may not choose."""
         scores = index_scores(self._numerics, by, keys).flatten(0, 1)
         entries = scores.shape[-1]
-        hidden = torch.arange(entries, device=scores.device) >= visible.unsqueeze(1)
+        if self._rows_count > 1:  # a lone row is the newest and sees every entry that there is
+            scores.masked_fill_(torch.arange(entries, device=scores.device) >= visible.unsqueeze(1), -torch.inf)
         if layer in self._config.candidate_consumers:
             assert self._candidates is not None, f"layer {layer} needs the candidate layer's blocks"
-            hidden |= ~expand_blocks(self._candidates[flat], self._config.text.candidate_block_size, entries)
-        return scores.masked_fill_(hidden, -torch.inf)
+            kept = tile.take(self._candidates).flatten(0, 1)
+            scores.masked_fill_(~expand_blocks(kept, self._config.text.candidate_block_size, entries), -torch.inf)
+        return scores
 
     def _index_keys(self) -> Tensor:
         """Index keys of the current source, [S, E of the longest, index dim]; read once a source."""
         if self._keys is None:
-            ratio, tables = self._config.ratio(self._source), self._sequences.tables
-            first = torch.arange(int((self._sequences.ends // ratio).max()), device=tables.device) * ratio
-            block_tokens = self._caches.shape.block_tokens
-            blocks, rows = tables[:, first // block_tokens], (first % block_tokens // ratio).expand(len(tables), -1)
-            self._keys = self._caches.read_entries(self._source, "index", blocks, rows, self._numerics.wide)
+            entries = int(self._sequences.ends.max()) // self._config.ratio(self._source)
+            keys = self._caches.read_blocks(self._source, "index", self._sequences.tables, self._numerics.wide)
+            self._keys = keys[:, :entries]
         return self._keys
 
-    def _read_pool(self, before: Pool | None) -> Pool:
+    def _read_pool(self, before: Pool | None, chosen: Tensor) -> Pool:
         """The chosen entries' values: all of each sequence if that is less than one for each choice."""
-        chosen, sequences = self._chosen, self._sequences
-        assert chosen is not None, "entries are read after the selection"
-        ratio, block_tokens = self._config.ratio(self._source), self._caches.shape.block_tokens
+        sequences, is_full = self._sequences, bool((chosen >= 0).all())
         if before is not None and before.bases is not None:
-            return Pool(before.values, chosen, before.bases)
-        counts, bases = sequences.ends // ratio, None
+            return Pool(before.values, chosen, is_full, before.bases)
+        ratio = self._config.ratio(self._source)
+        of_block, counts, bases = self._caches.shape.block_tokens // ratio, sequences.ends // ratio, None
         is_all = int(counts.sum()) < chosen.numel()
         if is_all:
             ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-            first = counted(torch.zeros_like(counts), counts) * ratio
-            blocks, bases = sequences.tables[ids, first // block_tokens], torch.cumsum(counts, 0) - counts
+            entries = counted(torch.zeros_like(counts), counts)
+            blocks, bases = sequences.tables[ids, entries // of_block], torch.cumsum(counts, 0) - counts
         else:
-            first = chosen.clamp_min(0) * ratio
-            blocks = sequences.tables[self._of_rows.unsqueeze(1), first // block_tokens].flatten()
-            first = first.flatten()
-        rows = first % block_tokens // ratio
-        values = self._caches.read_entries(self._source, "main", blocks, rows, self._numerics.wide)
-        if not is_all:
+            entries = chosen.clamp_min(0)
+            blocks = sequences.tables[self._of_rows.unsqueeze(1), entries // of_block].flatten()
+            entries = entries.flatten()
+        values = self._caches.read_entries(self._source, "main", blocks, entries % of_block, self._numerics.wide)
+        if not is_all and not is_full:
             # A row without a choice read some row of its table, which may hold anything.
             values.masked_fill_((chosen < 0).view(-1, 1), 0.0)
-        return Pool(values, chosen, bases)
+        return Pool(values, chosen, is_full, bases)
 
     def _tile_keys(self, layer: int, tile: Tile, window: Tensor) -> Keys:
         near = window if tile.is_whole else window[tile.keys]
+        mask = None if tile.sees_all else tile.mask
         if not self._config.ratio(layer):
-            return Keys(near, tile.mask)
+            return Keys(near, mask)
         pool = self._pool
         assert pool is not None, f"layer {layer} reads entries that no source has chosen"
+        if not pool.values.shape[0]:
+            return Keys(near, mask)
         chosen = tile.take(pool.chosen)
-        if not len(pool.values):
-            return Keys(near, tile.mask)
         if pool.bases is None:
-            return Keys(near, tile.mask, tile.take(pool.values.unflatten(0, pool.chosen.shape)), chosen >= 0)
-        if len(tile.sequences) == 1:
+            far = tile.take(pool.values.view(*pool.chosen.shape, -1))
+            return Keys(near, mask, far, None if pool.is_full else chosen >= 0)
+        if tile.sequences.shape[0] == 1:
             shared = self._shared_entries(pool, chosen, int(tile.sequences))
             if shared is not None:
-                values, mask = shared
-                return Keys(torch.cat((near, values), dim=1), torch.cat((tile.mask, mask), dim=-1))
+                values, seen = shared
+                return Keys(torch.cat((near, values), dim=1), torch.cat((tile.mask, seen), dim=-1))
         index = chosen.clamp_min(0) + pool.bases[tile.sequences][:, None, None]
         far = pool.values.index_select(0, index.flatten().clamp_max_(len(pool.values) - 1))
-        return Keys(near, tile.mask, far.view(*chosen.shape, -1), chosen >= 0)
+        return Keys(near, mask, far.view(*chosen.shape, -1), None if pool.is_full else chosen >= 0)
 
     def _shared_entries(self, pool: Pool, chosen: Tensor, sequence: int) -> tuple[Tensor, Tensor] | None:
         """All entries [1, E, D] up to the last that rows [1, n, k] of one sequence chose, and bool [1, n, E]: which.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from shoal.engines.model import quant
+from shoal.engines.model.norm import inverse_rms
 from shoal.engines.model.numerics import Linear, Numerics
 from torch import Tensor
 
@@ -50,7 +51,7 @@ def _write_tile(numerics: Numerics, streams: Tensor, rows: Tensor, weights: Engr
     count, hidden = streams.shape[1:]
     projected = numerics.linear(look_up(weights, rows, streams.dtype), weights.wkv)
     keys, value = projected[:, :-hidden].unflatten(-1, (count, hidden)), projected[:, None, -hidden:]
-    scale = torch.rsqrt(streams.square().mean(-1) + eps) * torch.rsqrt(keys.square().mean(-1) + eps)
+    scale = inverse_rms(streams, eps).mul_(inverse_rms(keys, eps)).squeeze(-1)
     dot = (streams * weights.query * weights.key * keys).sum(-1) * scale * hidden**-0.5
     gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(DOT_MIN).sqrt(), dot))
     return numerics.round_(streams + gate.unsqueeze(-1) * value)

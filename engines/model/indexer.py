@@ -5,8 +5,7 @@ Source: published model.py (Indexer). bfloat16 modes round the product, the weig
 
 from dataclasses import dataclass
 
-import torch
-from shoal.engines.model.numerics import Numerics
+from shoal.engines.model.numerics import Numerics, dot_products
 from shoal.engines.model.parameters import IndexerWeights
 from shoal.engines.model.rope import Phases, rotate_rounded
 from torch import Tensor
@@ -23,7 +22,7 @@ class IndexQueries:
 def index_queries(numerics: Numerics, latents: Tensor, x: Tensor, weights: IndexerWeights, by: Phases) -> IndexQueries:
     """Index queries from attention's query latents [..., q rank], head weights from normed rows [..., H]."""
     heads = weights.heads.weight.shape[0]
-    queries = numerics.linear(latents, weights.queries).unflatten(-1, (heads, -1))
+    queries = numerics.linear(latents, weights.queries).view(*latents.shape[:-1], heads, -1)
     queries = numerics.index_row(rotate_rounded(numerics, queries, by.unsqueeze(-2)))
     scale = queries.shape[-1] ** -0.5 * heads**-0.5
     return IndexQueries(queries, numerics.round_(numerics.linear(x, weights.heads).mul_(scale)))
@@ -31,7 +30,6 @@ def index_queries(numerics: Numerics, latents: Tensor, x: Tensor, weights: Index
 
 def index_scores(numerics: Numerics, by: IndexQueries, keys: Tensor) -> Tensor:
     """Scores [B, n, E] of queries [B, n, heads, d] for keys [B, E, d]; visibility is the caller's."""
-    rows, heads = by.queries.shape[1:3]
-    products = torch.bmm(by.queries.flatten(1, 2), keys.transpose(1, 2)).unflatten(1, (rows, heads))
+    products = dot_products(by.queries.flatten(1, 2), keys).view(*by.queries.shape[:3], -1)
     weighted = numerics.round_(products).relu_().mul_(by.weights.unsqueeze(-1))
     return numerics.round_(numerics.round_(weighted).sum(2))

@@ -4,10 +4,12 @@ A sublayer's input is collapsed with the `pre` of the sublayer before it; its ow
 Source: published model.py (hc_split_sinkhorn, hc_pre, hc_post).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from shoal.engines.model.norm import inverse_rms
 from shoal.engines.model.numerics import product
 from torch import Tensor
 
@@ -46,10 +48,11 @@ def mix(streams: Tensor, weights: HyperWeights, iterations: int, eps: float) -> 
     """Mixing weights of streams [T, m, H]; `comb` is made doubly stochastic by Sinkhorn's iteration."""
     count = streams.shape[1]
     flat = streams.flatten(1)
-    mixes = product(flat, weights.fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + RMS_EPS)
+    mixes = product(flat, weights.fn).mul_(inverse_rms(flat, RMS_EPS))
     mixes = torch.addcmul(weights.base, mixes, weights.scale)
-    pre, post = torch.sigmoid(mixes[:, : 2 * count]).chunk(2, dim=-1)
-    comb = torch.softmax(mixes[:, 2 * count :].unflatten(-1, (count, count)), dim=-1)
+    gates = torch.sigmoid(mixes[:, : 2 * count])
+    pre, post = gates[:, :count], gates[:, count:]
+    comb = torch.softmax(mixes[:, 2 * count :].view(-1, count, count), dim=-1)
     return Mix(pre=pre + eps, post=2 * post, comb=balance(comb + eps, iterations, eps))
 
 
@@ -57,16 +60,37 @@ def balance(comb: Tensor, iterations: int, eps: float) -> Tensor:
     """Sinkhorn's iteration on matrices [T, m, m]: columns, then rows and columns in turn, divided by their sums.
 
     `comb` may be overwritten. On a CPU the many tiny steps run through numpy's own loops, whose calls cost a third of
-    torch's; the rows lie last there, so that every step is one sweep. Sums of four may come in another order in
-    another batch, as in a product: that moves a weight by about 1e-16 of its size, and what the weights mix is
-    rounded to the activation grid.
+    torch's; the rows lie last there, so that every step is one sweep. For a single matrix even those calls cost more
+    than its numbers. Sums of four may come in another order in another batch, as in a product: that moves a weight by
+    about 1e-16 of its size, and what the weights mix is rounded to the activation grid.
     """
     if not comb.is_cpu:
         return _balance_on_device(comb, iterations, eps)
+    if comb.shape == (1, 4, 4):
+        comb.numpy()[0] = _balance_one(comb[0].tolist(), iterations, eps)
+        return comb
     values = comb.permute(1, 2, 0).contiguous().numpy()
     for step in range(2 * iterations - 1):
         values /= np.add.reduce(values, axis=step % 2, keepdims=True, initial=eps)
     return torch.from_numpy(values).permute(2, 0, 1)
+
+
+def _balance_one(matrix: Sequence[Sequence[float]], iterations: int, eps: float) -> Sequence[Sequence[float]]:
+    """The same for one matrix of four rows, in Python's own numbers."""
+    (a, b, c, d), (e, f, g, h), (i, j, k, m), (p, q, r, s) = matrix
+    for step in range(iterations):
+        if step:
+            w, x, y, z = a + b + c + d + eps, e + f + g + h + eps, i + j + k + m + eps, p + q + r + s + eps
+            a, b, c, d = a / w, b / w, c / w, d / w
+            e, f, g, h = e / x, f / x, g / x, h / x
+            i, j, k, m = i / y, j / y, k / y, m / y
+            p, q, r, s = p / z, q / z, r / z, s / z
+        w, x, y, z = a + e + i + p + eps, b + f + j + q + eps, c + g + k + r + eps, d + h + m + s + eps
+        a, b, c, d = a / w, b / x, c / y, d / z
+        e, f, g, h = e / w, f / x, g / y, h / z
+        i, j, k, m = i / w, j / x, k / y, m / z
+        p, q, r, s = p / w, q / x, r / y, s / z
+    return (a, b, c, d), (e, f, g, h), (i, j, k, m), (p, q, r, s)
 
 
 def _balance_on_device(comb: Tensor, iterations: int, eps: float) -> Tensor:

@@ -52,13 +52,13 @@ class MoeRules:
 
 def route(x: Tensor, weights: MoeWeights, image_mask: Tensor, rules: MoeRules) -> Routing:
     """The experts of rows [T, H]; image_mask: bool [T]. Ties go to the lower expert."""
-    scores = torch.nn.functional.softplus(product(x, weights.router)).sqrt()
+    scores = torch.nn.functional.softplus(product(x, weights.router)).sqrt_()
     keys = scores + torch.where(image_mask.unsqueeze(-1), weights.bias_image, weights.bias)
     choice = keys.sort(dim=-1, descending=True, stable=True).indices[:, : rules.top]
     chosen = scores.gather(-1, choice)
     if rules.top > 1:  # the published Gate leaves a single expert's score as it is: normalised, it would say nothing
-        chosen = chosen / (chosen.sum(-1, keepdim=True) + WEIGHT_EPS)
-    return Routing(choice, chosen * rules.scale)
+        chosen = chosen.div_(chosen.sum(-1, keepdim=True).add_(WEIGHT_EPS))
+    return Routing(choice, chosen.mul_(rules.scale))
 
 
 def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float) -> Tensor:
@@ -74,15 +74,19 @@ def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing
     rows = order.div(routing.choice.shape[1], rounding_mode="floor")
     sizes = [count, *torch.bincount(flat, minlength=len(weights.experts)).tolist()]
     experts = (weights.shared, *weights.experts)
-    scale = torch.cat((routing.weights.new_ones(count), routing.weights.flatten()[order])).unsqueeze(-1)
     both = _by_expert(numerics, torch.cat((x, x[rows])), [expert.gate_up for expert in experts], sizes)
     gate, up = both.chunk(2, dim=-1)
-    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit)).mul_(scale)
+    inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit))
+    inner[count:].mul_(routing.weights.flatten()[order].unsqueeze(-1))
     parts = _by_expert(numerics, numerics.round_(inner), [expert.down for expert in experts], sizes)
     return numerics.round_(parts[:count].index_add_(0, rows, parts[count:]))
 
 
 def _by_expert(numerics: Numerics, x: Tensor, layers: Sequence[Linear], sizes: Sequence[int]) -> Tensor:
     """The rounded outputs [pairs, out] of each expert's layer for its `sizes` consecutive rows of x [pairs, in]."""
-    parts = zip(x.split(sizes), layers, sizes, strict=True)
-    return numerics.round_(torch.cat([numerics.linear_unrounded(rows, layer) for rows, layer, n in parts if n]))
+    parts, first = [], 0
+    for layer, count in zip(layers, sizes, strict=True):
+        if count:
+            parts.append(numerics.linear_unrounded(x[first : first + count], layer))
+        first += count
+    return numerics.round_(torch.cat(parts))

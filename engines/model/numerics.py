@@ -9,8 +9,10 @@ of the slot's bytes and logits by 1.5, because a flip passes through the FP4 gri
 Activations are kept as `wide` tensors whose values lie on the grid of the mode.
 """
 
+import threading
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 import torch
 from shoal.engines.model import quant
@@ -20,6 +22,8 @@ PIECE_NUMBERS = 1 << 16
 """Numbers of a weight that are converted at once (0.5 MiB in float64)."""
 PIECED_ROWS_MAX = 64
 """More rows than this take longer to multiply than to convert."""
+FEW_ROWS = 16
+"""Up to so many query rows are multiplied from the right."""
 
 
 class Mode(StrEnum):
@@ -38,6 +42,27 @@ class Linear:
     is_quantised: bool = False
 
 
+class _Room(threading.local):
+    """Where a thread converts pieces of weights: one place, written over and over, stays in the core's own cache.
+
+    `of_shape(rows, columns)` is the place of a piece of that shape, and the same transposed.
+    """
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            numbers = torch.empty(PIECE_NUMBERS, dtype=torch.float64)
+
+        @cache
+        def of_shape(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+            piece = numbers[: rows * columns].view(rows, columns)
+            return piece, piece.t()
+
+        self.of_shape = of_shape
+
+
+_room = _Room()
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`x . weight^T` in the type of x, the weight converted first; the one place where a device may differ.
 
@@ -47,10 +72,31 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     """
     if weight.dtype is x.dtype:
         return torch.nn.functional.linear(x, weight)
-    if weight.numel() <= PIECE_NUMBERS or x.numel() > weight.shape[1] * PIECED_ROWS_MAX:
+    outputs, columns = weight.shape
+    if x.numel() > columns * PIECED_ROWS_MAX or columns > PIECE_NUMBERS or x.dtype is not torch.float64 or not x.is_cpu:
         return torch.nn.functional.linear(x, weight.to(x.dtype))
-    pieces = weight.split(max(1, PIECE_NUMBERS // weight.shape[1]))
-    return torch.cat([torch.nn.functional.linear(x, piece.to(x.dtype)) for piece in pieces], dim=-1)
+    if x.dim() != 2:
+        return product(x.reshape(-1, columns), weight).view(*x.shape[:-1], outputs)
+    count = PIECE_NUMBERS // columns
+    if outputs <= count:
+        return _piece(x, weight)
+    return torch.cat([_piece(x, weight[first : first + count]) for first in range(0, outputs, count)], dim=-1)
+
+
+def _piece(x: Tensor, weight: Tensor) -> Tensor:
+    converted, transposed = _room.of_shape(*weight.shape)
+    converted.copy_(weight)
+    return torch.mm(x, transposed)
+
+
+def dot_products(rows: Tensor, keys: Tensor) -> Tensor:
+    """Products [B, n, K] of rows [B, n, D] with keys [B, K, D].
+
+    With few rows the keys go first: read row by row as they lie, they take half as long.
+    """
+    if rows.shape[1] <= FEW_ROWS:
+        return torch.bmm(keys, rows.transpose(1, 2)).transpose(1, 2)
+    return torch.bmm(rows, keys.transpose(1, 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """Projections of one attention layer; wo_a is [groups, rank, heads of a group x head_dim], sink [heads] wide.
+    """Projections of one attention layer; wo_a of each group is [rank, heads of a group x head_dim], sink [heads] wide.
 
     wqkv_a holds the rows of the query's down projection, then those of wkv: one product for both, each output still
     the sum over the same row. `wkv` is a view of it.
@@ -24,7 +24,7 @@ class AttentionWeights:
     wqkv_a: Linear
     wq_b: Linear
     wkv: Linear
-    wo_a: Tensor
+    wo_a: tuple[Tensor, ...]
     wo_b: Linear
     q_norm: Tensor
     kv_norm: Tensor
@@ -191,7 +191,7 @@ def _attention(reader: Reader, config: ModelConfig) -> AttentionWeights:
         wqkv_a=wqkv_a,
         wq_b=reader.dense("wq_b"),
         wkv=Linear(wqkv_a.weight[config.text.q_lora_rank :], is_quantised=True),
-        wo_a=reader.dense("wo_a").weight.unflatten(0, (config.text.o_groups, config.text.o_lora_rank)),
+        wo_a=reader.dense("wo_a").weight.split(config.text.o_lora_rank),
         wo_b=reader.dense("wo_b"),
         q_norm=reader.wide("q_norm.weight"),
         kv_norm=reader.wide("kv_norm.weight"),

@@ -50,19 +50,25 @@ class Sequences:
 class Tile:
     """B sequences x n rows that attend in one go.
 
-    sequences int64 [B]; rows int64 [B, n]; keys int64 [B, K] into a pool of history then new rows; mask bool [B, n, K].
-    `is_whole`: the tile is all sequences and all rows in order (as in decode), so that nothing needs gathering.
+    sequences int64 [B]; rows int64 [B, n]; keys int64 [B, K] into a pool of history then new rows; mask bool [B, n, K],
+    `sees_all` if it is true everywhere. `is_whole`: the tile is all sequences and all rows in order (as in decode), so
+    that nothing needs gathering.
     """
 
     sequences: Tensor
     rows: Tensor
     keys: Tensor
     mask: Tensor
+    sees_all: bool
     is_whole: bool
 
     def take(self, values: Tensor) -> Tensor:
         """The tile's part [B, n, ...] of values of all rows [T, ...]."""
-        return values.unflatten(0, self.rows.shape) if self.is_whole else values[self.rows]
+        return values.view(*self.rows.shape, *values.shape[1:]) if self.is_whole else values[self.rows]
+
+    def of_sequences(self, values: Tensor) -> Tensor:
+        """The tile's part [B, ...] of values of all sequences [S, ...]."""
+        return values if self.is_whole else values[self.sequences]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +76,13 @@ class WindowPlan:
     """Sliding windows of one step, the same for all layers of one kind.
 
     The key pool is `history` rows [S * (window - 1)] read from ring rows (where valid), then the step's T rows.
-    Written are the last ring-length rows of each sequence, at (slot, ring row). `reads_own`: the step's rows fit into
-    the ring behind their history, so they are written first and `history` includes them (as in decode).
+    `history_valid` None: all are valid. Written are the last ring-length rows of each sequence, at (slot, ring row).
+    `reads_own`: the step's rows fit into the ring behind their history, so they are written first and `history`
+    includes them (as in decode).
     """
 
     history_rows: Tensor
-    history_valid: Tensor
+    history_valid: Tensor | None
     written: Tensor
     written_slots: Tensor
     written_rows: Tensor
@@ -128,20 +135,29 @@ def window_plan(
         key_at, at = key_at.unsqueeze(1), at.unsqueeze(2)
         earliest = lower[ids].clamp_min(0)[:, None, None]
         mask = (key_at <= at) & (key_at > at - window) & (key_at >= earliest)
-        tiles.append(Tile(ids, rows, keys, mask, is_whole=len(pieces) == 1))
+        tiles.append(Tile(ids, rows, keys, mask, bool(mask.all()), is_whole=len(pieces) == 1))
     longest = pieces[0][2]
     reads_own = len(pieces) == 1 and len(written) == len(positions) and window - 1 + longest <= ring_tokens
     last = longest if reads_own else 0
     history = sequences.starts.unsqueeze(1) + torch.arange(1 - window, last, device=device)
+    valid = history >= lower.clamp_min(0).unsqueeze(1)
     return WindowPlan(
         history_rows=history % ring_tokens,
-        history_valid=history >= lower.clamp_min(0).unsqueeze(1),
+        history_valid=None if bool(valid.all()) else valid,
         written=written,
         written_slots=sequences.slots[of_rows[written]],
         written_rows=positions[written] % ring_tokens,
         reads_own=reads_own,
         tiles=tuple(tiles),
     )
+
+
+def in_order(tiles: Sequence[Tile], parts: Sequence[Tensor]) -> Tensor:
+    """Values of all rows [T, ...] out of each tile's [B * n, ...]."""
+    if tiles[0].is_whole:
+        return parts[0]
+    values = torch.cat(list(parts))
+    return torch.empty_like(values).index_copy_(0, torch.cat([tile.rows.flatten() for tile in tiles]), values)
 
 
 @dataclass(frozen=True, slots=True)

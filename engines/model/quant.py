@@ -42,6 +42,12 @@ def power_of_two_ceiling(x: Tensor) -> Tensor:
     return ((bits + 0x7FFFFF) >> 23).to(torch.uint8)
 
 
+def power_of_two_scales(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`power_of_two_ceiling` and the values of its bytes, float32."""
+    exponents = (x.view(torch.int32) + 0x7FFFFF) >> 23
+    return exponents.to(torch.uint8), (exponents << 23).view(torch.float32)
+
+
 def ue8m0_to_float(scales: Tensor, to: torch.dtype = torch.float32) -> Tensor:
     """2^(byte - 127) for a uint8 tensor; byte 0 is the float32 subnormal 2^-127, byte 255 is NaN."""
     return _look_up(ue8m0_table(to, scales.device), scales)
@@ -71,10 +77,10 @@ def e4m3_table(to: torch.dtype, device: torch.device) -> Tensor:
 @cache
 @torch.inference_mode(False)
 def e2m1_table(to: torch.dtype, device: torch.device) -> Tensor:
-    """The two values of every byte of two e2m1 codes, [256, 2], low nibble first."""
+    """The two values of every byte of two e2m1 codes, [256], the low nibble's as real part: one item a byte to copy."""
     values = torch.tensor([*FP4_VALUES, *(-v for v in FP4_VALUES)], dtype=to)
     byte = torch.arange(256)
-    return torch.stack((values[byte & 15], values[byte >> 4]), dim=-1).to(device)
+    return torch.complex(values[byte & 15], values[byte >> 4]).to(device)
 
 
 def float_to_e4m3(x: Tensor) -> Tensor:
@@ -99,23 +105,21 @@ def e2m1_edges(device: torch.device) -> Tensor:
 
 def e2m1_to_float(data: Tensor, to: torch.dtype = torch.float32) -> Tensor:
     """Bytes `[..., n/2]` of two 4-bit codes each as values `[..., n]`."""
-    pairs = e2m1_table(to, data.device).index_select(0, data.flatten().to(torch.int32))
-    return pairs.view(*data.shape[:-1], 2 * data.shape[-1])
+    pairs = e2m1_table(to, data.device).index_select(0, data.to(torch.int32).flatten())
+    return torch.view_as_real(pairs).view(*data.shape[:-1], 2 * data.shape[-1])
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
     """Codes `[..., n]` as bytes `[..., n/2]`; the low nibble is the even channel."""
-    pairs: Tensor = codes.unflatten(-1, (-1, 2))
-    return pairs[..., 0] | (pairs[..., 1] << 4)
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
 
 
 def quantise_fp8(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     """FP8 e4m3 in groups with UE8M0 scales: `[..., n]` to bytes `[..., n]` and `[..., n/group]`."""
-    grouped = x.to(torch.float32).unflatten(-1, (-1, group))
-    amax = grouped.abs().amax(-1).clamp_min(FP8_AMAX_MIN)
-    scales = power_of_two_ceiling(amax / FP8_MAX)
-    scaled = grouped / ue8m0_to_float(scales).unsqueeze(-1)
-    return float_to_e4m3(scaled.clamp(-FP8_MAX, FP8_MAX)).flatten(-2), scales
+    grouped = _grouped(x, group)
+    scales, divisors = power_of_two_scales(grouped.abs().amax(-1).clamp_min_(FP8_AMAX_MIN).div_(FP8_MAX))
+    scaled = grouped / divisors.unsqueeze(-1)
+    return float_to_e4m3(scaled.clamp_(-FP8_MAX, FP8_MAX)).flatten(-2), scales
 
 
 def dequantise_fp8(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
@@ -125,11 +129,11 @@ def dequantise_fp8(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32
 
 def quantise_fp4(x: Tensor, group: int = 16) -> tuple[Tensor, Tensor]:
     """FP4 e2m1 in groups with e4m3 scales: `[..., n]` to bytes `[..., n/2]` and `[..., n/group]`."""
-    grouped = x.to(torch.float32).unflatten(-1, (-1, group))
-    amax = grouped.abs().amax(-1).clamp_min(FP4_MAX * E4M3_STEP_MIN)
-    scales = float_to_e4m3((amax / FP4_MAX).clamp_max(FP8_MAX))
+    grouped = _grouped(x, group)
+    amax = grouped.abs().amax(-1).clamp_min_(FP4_MAX * E4M3_STEP_MIN)
+    scales = float_to_e4m3(amax.div_(FP4_MAX).clamp_max_(FP8_MAX))
     scaled = grouped / e4m3_to_float(scales).unsqueeze(-1)
-    return pack_nibbles(float_to_e2m1(scaled.clamp(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
+    return pack_nibbles(float_to_e2m1(scaled.clamp_(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
 
 
 def dequantise_fp4(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
@@ -139,11 +143,10 @@ def dequantise_fp4(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32
 
 def quantise_mxfp4(x: Tensor, group: int = 32) -> tuple[Tensor, Tensor]:
     """FP4 e2m1 in groups with UE8M0 scales: `[..., n]` to bytes `[..., n/2]` and `[..., n/group]`."""
-    grouped = x.to(torch.float32).unflatten(-1, (-1, group))
-    amax = grouped.abs().amax(-1).clamp_min(UE8M0_FP4_AMAX_MIN)
-    scales = power_of_two_ceiling(amax / FP4_MAX)
-    scaled = grouped / ue8m0_to_float(scales).unsqueeze(-1)
-    return pack_nibbles(float_to_e2m1(scaled.clamp(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
+    grouped = _grouped(x, group)
+    scales, divisors = power_of_two_scales(grouped.abs().amax(-1).clamp_min_(UE8M0_FP4_AMAX_MIN).div_(FP4_MAX))
+    scaled = grouped / divisors.unsqueeze(-1)
+    return pack_nibbles(float_to_e2m1(scaled.clamp_(-FP4_MAX, FP4_MAX)).flatten(-2)), scales
 
 
 def dequantise_mxfp4(data: Tensor, scales: Tensor, to: torch.dtype = torch.float32, /) -> Tensor:
@@ -170,11 +173,15 @@ def join_rows(data: Tensor, scales: Tensor) -> Tensor:
     return torch.cat((data, scales), dim=-1)
 
 
+def _grouped(x: Tensor, group: int) -> Tensor:
+    return x.to(torch.float32).reshape(*x.shape[:-1], -1, group)
+
+
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
-    groups = scales.shape[-1]
-    values.unflatten(-1, (groups, -1)).mul_(scales.unsqueeze(-1))  # fresh from a table, so nobody else sees it change
+    # Fresh from a table, so nobody else sees it change.
+    values.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
     return values
 
 
 def _look_up(table: Tensor, data: Tensor) -> Tensor:
-    return table.index_select(0, data.flatten().to(torch.int32)).view(data.shape)
+    return table.index_select(0, data.to(torch.int32).flatten()).view(data.shape)

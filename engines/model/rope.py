@@ -64,8 +64,8 @@ def rotate_rounded(numerics: Numerics, x: Tensor, by: Phases) -> Tensor:
     `x` belongs to the caller alone and lies on the activation grid already, so that the channels that stand still
     need no rounding: they would round to themselves.
     """
-    tail = x[..., x.shape[-1] - 2 * by.turn.shape[-1] :]
+    pairs = by.turn.shape[-1]
     # One complex product: (real + i imaginary) (cos + i sin).
-    torch.view_as_complex(tail.unflatten(-1, (-1, 2))).mul_(by.turn)
-    numerics.round_(tail)
+    x.view(by.turn.dtype)[..., -pairs:].mul_(by.turn)
+    numerics.round_(x[..., -2 * pairs :])
     return x

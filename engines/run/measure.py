@@ -18,7 +18,7 @@ from shoal.engines.toy.build import ensure_toy
 OUTPUT_TOKENS = 40
 WARM_UP_TOKENS = 64
 # (sequences, prompt tokens) of each measured batch.
-BATCHES = ((1, 300), (8, 300), (1, 2000))
+BATCHES = ((1, 300), (8, 300), (1, 2000), (1, 4000))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,9 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
     valid = ~torch.isnan(scores).any(-1) & torch.isfinite(scores.amax(-1))
     scores = torch.where(valid[:, None], scores, torch.zeros_like(scores))
     greedy = torch.tensor([p.temperature < GREEDY_BELOW for p in params])
+    if bool(greedy.all()) and all(p.logprobs is None for p in params):
+        pairs = zip(first_largest(scores).tolist(), valid.tolist(), strict=True)
+        return tuple(Sampled(i, None) if ok else Sampled(0, None, is_valid=False) for i, ok in pairs)
     logprobs = final_logprobs(scores, params, greedy)
     tokens = torch.where(greedy, first_largest(scores), draw(logprobs, params, positions))
     ids = tokens.tolist()

@@ -1,51 +1,71 @@
-"""`builtin:toy`: a small random checkpoint in the published layout, built once a machine and then only read."""
+"""`builtin:toy`: the trained checkpoint shipped beside this code and checked before use, or a random one like it."""
 
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from shoal.engines.model.engram import EngramHash, class_map
+from shoal.engines.model.errors import WeightsError
 from shoal.engines.model.save import quantised, save_checkpoint
-from shoal.engines.toy.configuration import TEXT, VISION, toy_config
-from shoal.engines.toy.initialise import ROW_FACTORS, RULES, SEED, random_weights
+from shoal.engines.toy.configuration import toy_config
+from shoal.engines.toy.initialise import random_weights
 from shoal.engines.toy.tokenizer import TOKENIZER_FILE, toy_tokenizer
 
-# Raise it when the built bytes change for a reason that `checkpoint_key` does not see.
-BUILDER_VERSION = 3
-FILES = ("config.json", "model.safetensors", "tokenizer.json")
+SHIPPED = TOKENIZER_FILE.parent
+SUMS = "SHA256SUMS"
+# How a file begins that stands for another one, in a checkout without Git LFS.
+LFS_POINTER = b"version https://git-lfs"
 
 
-def ensure_toy(cache_dir: Path | None = None) -> Path:
-    """The directory of the toy checkpoint, built first if `cache_dir` (default: the user's cache) lacks it.
+@cache
+def ensure_toy() -> Path:
+    """The directory of the trained toy, to be read only; its files are compared with their checksums once a process.
 
-    Safe to call from many processes at once: each builds aside, one rename wins, and all return its directory.
-    Raises OSError when the cache cannot be written.
+    Raises WeightsError when a file is missing or is not the one that was shipped.
     """
-    root = cache_dir if cache_dir is not None else default_cache_dir()
-    target = root / f"toy-{checkpoint_key()}"
-    if _is_complete(target):
-        return target
-    root.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".toy-", dir=root))
-    try:
-        write_toy(aside)
-        aside.chmod(0o755)
+    return verified(SHIPPED)
+
+
+def verified(directory: Path) -> Path:
+    """`directory`, if it holds exactly the checkpoint files that its SHA256SUMS lists. Raises WeightsError."""
+    listed = read_sums(directory / SUMS)
+    for name, digest in listed.items():
+        path = directory / name
         try:
-            aside.rename(target)
+            data = path.read_bytes()
         except OSError as error:
-            # Another process was first; its directory is complete, because only complete ones are renamed.
-            if not _is_complete(target):
-                raise OSError(f"{target}: is in the way and lacks some of {FILES}; remove it") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return target
+            raise WeightsError(f"{path}: cannot be read ({error.strerror}); check out or install shoal anew") from error
+        if data.startswith(LFS_POINTER):
+            raise WeightsError(f"{path}: is a Git LFS pointer, not the file itself; run `git lfs pull`")
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise WeightsError(f"{path}: differs from its sum in {SUMS}; check out or install shoal anew")
+    stray = {path.name for path in checkpoint_files(directory)} - set(listed)
+    if stray:
+        raise WeightsError(f"{directory}: {sorted(stray)} are not listed in {SUMS}; remove them")
+    return directory
 
 
-def write_toy(directory: Path, progress: Callable[[str], None] = lambda line: None) -> None:
-    """Write the toy checkpoint into the existing `directory`, telling `progress` each step."""
+def read_sums(path: Path) -> dict[str, str]:
+    """The SHA-256 of each file by its name, from lines of `sha256sum`. Raises WeightsError."""
+    try:
+        pairs = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+        return {name: digest for digest, name in pairs}
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path}: cannot be read ({error}); check out or install shoal anew") from error
+
+
+def checkpoint_files(directory: Path) -> list[Path]:
+    """The files of the checkpoint in `directory`, by name: configuration, tokenizer, weights and their index."""
+    return sorted([*directory.glob("*.json"), *directory.glob("*.safetensors")])
+
+
+def write_random(directory: Path, progress: Callable[[str], None] = lambda line: None) -> None:
+    """Write a random checkpoint of the toy's configuration into the existing `directory`, telling `progress` each step.
+
+    Equal on every machine.
+    """
     tokenizer = toy_tokenizer()
     config = toy_config(tokenizer)
     EngramHash.build(config, class_map(tokenizer))  # refuses a configuration that does not fit its tokenizer
@@ -54,21 +74,5 @@ def write_toy(directory: Path, progress: Callable[[str], None] = lambda line: No
     progress("quantising weights")
     tensors = quantised(config, floats)
     progress(f"writing {len(tensors)} tensors to {directory}")
-    shutil.copyfile(TOKENIZER_FILE, directory / "tokenizer.json")
+    shutil.copyfile(TOKENIZER_FILE, directory / TOKENIZER_FILE.name)
     save_checkpoint(directory, config, tensors)
-
-
-def checkpoint_key() -> str:
-    """What distinguishes this builder's checkpoint from another's: 12 hex digits over all that it is built from."""
-    ingredients = (BUILDER_VERSION, TEXT, VISION, SEED, RULES, ROW_FACTORS, TOKENIZER_FILE.read_bytes())
-    return hashlib.sha256(repr(ingredients).encode()).hexdigest()[:12]
-
-
-def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/shoal`, or `~/.cache/shoal`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "shoal"
-
-
-def _is_complete(directory: Path) -> bool:
-    return all((directory / name).is_file() for name in FILES)

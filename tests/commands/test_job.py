@@ -109,6 +109,7 @@ def test_a_job_deploys_a_cluster_that_outlives_it(shell: Shell, head: Head) -> N
 
     endpoint = f"http://127.0.0.1:{shell.port}"
     body = {"model": httpx.get(f"{endpoint}/v1/models").json()["data"][0]["id"], "max_tokens": 4, "temperature": 0}
+    body["ignore_eos"] = True
     body["messages"] = [{"role": "user", "content": "hello"}]
     answer = httpx.post(f"{endpoint}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200

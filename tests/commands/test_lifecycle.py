@@ -34,7 +34,7 @@ def test_the_small_cluster_from_up_to_down(shell: Shell) -> None:
     reply = json.loads(again.stdout)
     assert reply["text"]
     assert told.stdout.startswith(reply["text"]), "greedy answers are alike, streamed or not"
-    assert reply["usage"]["completion_tokens"] == 6
+    assert 0 < reply["usage"]["completion_tokens"] <= 6
 
     refused = shell.run("up", shell.manifest("normal"))
     assert (refused.returncode, "is up already" in refused.stderr) == (1, True)

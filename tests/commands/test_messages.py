@@ -93,14 +93,21 @@ def test_a_ray_that_is_not_there(say: CliRunner, words: list[str], monkeypatch: 
     assert "must be host:port" in told(say.invoke(app, [*words, "--address", "nonsense"]), FAILED)
 
 
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from shoal.engines.toy.build import write_random
+
+    directory = tmp_path_factory.mktemp("drawn")
+    write_random(directory)
+    return directory
+
+
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A copy of the toy checkpoint to be broken."""
+def checkpoint(drawn: Path, tmp_path: Path) -> Path:
+    """A random toy checkpoint to be broken."""
     import shutil
 
-    from shoal.engines.toy.build import ensure_toy
-
-    return Path(shutil.copytree(ensure_toy(), tmp_path / "model"))
+    return Path(shutil.copytree(drawn, tmp_path / "model"))
 
 
 def test_generate_from_nowhere(say: CliRunner) -> None:

@@ -1,12 +1,14 @@
 """What was made fast against the plain formula it stands for: tables, searches, pieces, joint softmax, tiny loops."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 from shoal.engines.model import mhc, quant
 from shoal.engines.model.attention import Keys, attend
-from shoal.engines.model.numerics import PIECE_NUMBERS, PIECED_ROWS_MAX, Mode, Numerics, product
+from shoal.engines.model.norm import rms_norm
+from shoal.engines.model.numerics import FEW_ROWS, PIECE_NUMBERS, PIECED_ROWS_MAX, Mode, Numerics, dot_products, product
 from shoal.engines.model.rope import phases, rotate_rounded
 
 BYTES = torch.arange(256, dtype=torch.uint8)
@@ -64,6 +66,33 @@ def test_pieces_of_a_weight_make_the_whole_product(rows: int) -> None:
     assert weight.numel() > 2 * PIECE_NUMBERS
     x = torch.randn(rows, 200, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(product(x, weight), x @ weight.to(torch.float64).T, rtol=1e-12, atol=1e-12)
+
+
+def test_threads_convert_weights_side_by_side() -> None:
+    generator = torch.Generator().manual_seed(6)
+    weights = [torch.randn(300, 200, generator=generator).to(torch.bfloat16) for _ in range(4)]
+    x = torch.randn(1, 200, generator=generator, dtype=torch.float64)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda i: product(x, weights[i % 4]), range(400)))
+    for i, y in enumerate(found):
+        torch.testing.assert_close(y, x @ weights[i % 4].to(torch.float64).T, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
+def test_keys_first_or_rows_first_give_the_same_products(rows: int) -> None:
+    generator = torch.Generator().manual_seed(7)
+    x, keys = (torch.randn(3, n, 20, generator=generator, dtype=torch.float64) for n in (rows, 50))
+    torch.testing.assert_close(dot_products(x, keys), x @ keys.mT, rtol=1e-12, atol=1e-12)
+
+
+def test_the_norm_is_that_of_torch_and_zero_stays_zero() -> None:
+    generator = torch.Generator().manual_seed(8)
+    x, weight = (torch.randn(n, 24, generator=generator, dtype=torch.float64) for n in (5, 1))
+    for eps in (1e-20, 0.5):
+        torch.testing.assert_close(
+            rms_norm(x, weight[0], eps), torch.rms_norm(x, (24,), weight[0], eps), rtol=1e-13, atol=0
+        )
+    assert not rms_norm(torch.zeros_like(x), weight[0], 1e-20).any()
 
 
 def test_own_entries_and_masked_shared_entries_attend_alike() -> None:

@@ -54,6 +54,9 @@ def test_powers_of_two_are_their_own_ceiling() -> None:
         above = torch.nextafter(power, torch.tensor([torch.inf]))
         assert quant.power_of_two_ceiling(power).item() == exponent + 127
         assert quant.power_of_two_ceiling(above).item() == exponent + 128
+        exponents, values = quant.power_of_two_scales(torch.cat((power, above)))
+        assert exponents.tolist() == [exponent + 127, exponent + 128]
+        assert values.tolist() == [2.0**exponent, 2.0 ** (exponent + 1)]
 
 
 def test_block_scales_cover_their_squares_also_at_a_ragged_edge() -> None:

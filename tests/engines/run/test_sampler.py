@@ -1,6 +1,7 @@
 """The sampler draws exactly the stated distribution, whatever the batch, and the same on every engine."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,7 +57,9 @@ def test_top_p_keeps_the_token_that_crosses_the_mass() -> None:
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     logits = torch.tensor([[0.0, 7.0, 1.0, 7.0]])
-    assert sample(logits, [SamplingParams(temperature=0.0)], [3])[0].token_id == 1
+    greedy = SamplingParams(temperature=0.0)
+    assert sample(logits, [greedy], [3])[0].token_id == 1
+    assert sample(logits, [replace(greedy, logprobs=1)], [3])[0].token_id == 1, "also when probabilities are asked for"
 
 
 def test_a_row_is_the_same_in_any_batch_and_order() -> None:
@@ -103,9 +106,10 @@ def test_greedy_logprobs_are_untempered() -> None:
     assert row.logprobs.token == pytest.approx(float(torch.log_softmax(LOGITS.double(), -1)[0]))
 
 
-def test_a_broken_row_does_not_touch_its_neighbours() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_broken_row_does_not_touch_its_neighbours(temperature: float) -> None:
     logits = torch.stack([LOGITS, torch.full_like(LOGITS, torch.nan), LOGITS, torch.full_like(LOGITS, -torch.inf)])
-    params = [SamplingParams(seed=1)] * 4
+    params = [SamplingParams(seed=1, temperature=temperature)] * 4
     rows = sample(logits, params, [0, 0, 0, 0])
     assert [r.is_valid for r in rows] == [True, False, True, False]
     assert rows[0] == rows[2] == sample(LOGITS[None], params[:1], [0])[0]

@@ -1,7 +1,6 @@
-"""The toy checkpoint: it loads as any other, is the same everywhere, and its text behaves like a model's."""
+"""The random toy: it loads as any other checkpoint, is the same everywhere, and its text behaves like a model's."""
 
 import json
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ from shoal.engines.model.numerics import Mode
 from shoal.engines.model.quant import dequantise_fp8, dequantise_fp8_blocks, dequantise_mxfp4
 from shoal.engines.model.vision import VisionEncoder
 from shoal.engines.model.weights import Weights, load_model_weights
-from shoal.engines.toy.__main__ import main
-from shoal.engines.toy.build import checkpoint_key, default_cache_dir, ensure_toy
+from shoal.engines.toy.build import write_random
 from shoal.engines.toy.initialise import random_weights
 from shoal.engines.toy.tokenizer import IMAGE, NOISE_ID, special_tokens
 from tokenizers import Tokenizer
@@ -38,8 +36,8 @@ CASES = json.loads((ORACLE / "chat_cases.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_toy(tmp_path_factory.mktemp("cache"))
+def toy(random_toy: Path) -> Path:
+    return random_toy
 
 
 @pytest.fixture(scope="module")
@@ -91,53 +89,10 @@ def test_stored_weights_are_the_drawn_ones(
     assert (stored - drawn).abs().mean() < tolerance * drawn.std()
 
 
-def test_two_builds_are_equal(toy: Path, tmp_path: Path) -> None:
-    again = ensure_toy(tmp_path)
-    assert again != toy
+def test_two_draws_are_equal(toy: Path, tmp_path: Path) -> None:
+    write_random(tmp_path)
     for file in toy.iterdir():
-        assert (again / file.name).read_bytes() == file.read_bytes(), file.name
-
-
-def test_a_built_toy_is_only_read(toy: Path) -> None:
-    before = [(p, p.stat().st_mtime_ns) for p in sorted(toy.rglob("*"))]
-    assert ensure_toy(toy.parent) == toy
-    assert [(p, p.stat().st_mtime_ns) for p in sorted(toy.rglob("*"))] == before
-    assert [p.name for p in toy.parent.iterdir()] == [f"toy-{checkpoint_key()}"]
-
-
-def test_builders_at_the_same_time_agree(tmp_path: Path) -> None:
-    """Three processes start with an empty cache: one directory, no leftovers, everybody gets it."""
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        found = pool.map_async(ensure_toy, [tmp_path] * 3).get(timeout=120)
-    assert set(found) == {tmp_path / f"toy-{checkpoint_key()}"}
-    assert [p.name for p in tmp_path.iterdir()] == [f"toy-{checkpoint_key()}"]
-    load_model_weights(found[0], ModelConfig.from_dir(found[0]))
-
-
-def test_a_damaged_cache_is_named(tmp_path: Path) -> None:
-    left = tmp_path / f"toy-{checkpoint_key()}"
-    left.mkdir()
-    (left / "config.json").write_text("{}")
-    with pytest.raises(OSError, match="lacks some of"):
-        ensure_toy(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == [left.name]
-
-
-def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / "shoal"
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert default_cache_dir() == Path.home() / ".cache" / "shoal"
-
-
-def test_command_line(tmp_path: Path, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "new")]) == 0
-    assert "writing 1016 tensors" in capsys.readouterr().out
-    assert (tmp_path / "new" / "tokenizer.json").read_bytes() == (toy / "tokenizer.json").read_bytes()
-    assert main([str(tmp_path / "new")]) == 2
-    assert "is not empty" in capsys.readouterr().err
-    assert main([]) == 2
-    assert "usage:" in capsys.readouterr().err
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_special_tokens_are_where_the_configuration_says(toy: Path, config: ModelConfig) -> None:
