@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         learner.optimiser.state, place = load_state(options.out, stacks, device)
     until = begun + 60 * options.minutes
     for number in range(place.stage, len(stages)):
-        stage = resized(stages[number], options.scale, options.steps)
+        stage = resized(stages[number], options.rows, options.steps)
         first = place.step if number == place.stage else 0
         steps = batches(config, stage, options.seed, options.workers, first)
         done = train(learner, stage, steps, first, until, told, not options.no_graph)
@@ -76,19 +76,18 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of weights and samples; default 1")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=14, help="processes that make samples; default 14")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor on the packs of a step, to fit a small machine"
-    )
+    parser.add_argument("--rows", type=int, help="rows of a step, in place of the course's: for a small machine")
     parser.add_argument("--steps", type=int, help="steps of every stage, in place of the course's")
     parser.add_argument("--compile", action="store_true", help="compile element-wise steps on a CPU too")
     parser.add_argument("--no-graph", action="store_true", help="start every kernel anew instead of replaying a graph")
     return parser
 
 
-def resized(stage: Stage, scale: float, steps: int | None) -> Stage:
-    """The stage with fewer packs a step, or another number of steps."""
-    packs = max(1, round(stage.packs * scale))
-    return dataclasses.replace(stage, packs=packs, steps=stage.steps if steps is None else steps)
+def resized(stage: Stage, rows: int | None, steps: int | None) -> Stage:
+    """The stage with fewer rows a step, or another number of steps."""
+    if rows is not None:
+        stage = dataclasses.replace(stage, pack_rows=rows, packs=1)
+    return stage if steps is None else dataclasses.replace(stage, steps=steps)
 
 
 def tell(begun: float) -> Callable[[str], None]:
