@@ -75,7 +75,7 @@ def draft(
     """One block at each anchor, from the trunk's features."""
     text, size = config.text, config.text.dspark_block_size
     eps, streams = text.rms_norm_eps, text.hc_mult
-    features = functional.linear(output.taps, weights["mtp.0.main_proj.weight"])
+    features = functional.linear(output.taps.flatten(0, 1), weights["mtp.0.main_proj.weight"])
     features = fused.rms_norm(features, weights["mtp.0.main_norm.weight"], eps)
     places = anchors.at[:, None] + torch.arange(1, size + 1, device=anchors.at.device)
     known = batch.rows.ids[anchors.row[:, None], places]
@@ -92,10 +92,10 @@ def draft(
         own = f"mtp.{index}"
         kv = functional.linear(features, weights[f"{own}.attn.wkv.weight"])
         kv = fused.window_rows(kv, weights[f"{own}.attn.kv_norm.weight"], eps, *phases.window)
-        main = kv[anchors.row[:, None], window]
+        main = kv.unflatten(0, batch.rows.ids.shape)[anchors.row[:, None], window]
         inp = fused.read_streams(state, pre, weights[f"{own}.attn_norm.weight"], eps)
         pre, post, comb = mix(weights, f"{own}.hc_attn", state, text.hc_eps)
-        by = (phases.window[0][places], phases.window[1][places])
+        by = (phases.window[0][places].flatten(0, 1), phases.window[1][places].flatten(0, 1))
         out = _attention(weights, f"{own}.attn", inp, (main, seen), by, config)
         state = fused.write_streams(state, out, post, comb)
         inp = fused.read_streams(state, pre, weights[f"{own}.ffn_norm.weight"], eps)
@@ -121,13 +121,13 @@ def _attention(
 ) -> Tensor:
     """Output [A n, H]: every draft sees the main entries and its whole block, both ways."""
     text, (keys, seen), (cos, sin) = config.text, main, by
-    size, eps = cos.shape[1], text.rms_norm_eps
+    size, eps = len(x) // len(seen), text.rms_norm_eps
     latents = functional.linear(x, weights[f"{name}.wq_a.weight"])
     latents = fused.rms_norm(latents, weights[f"{name}.q_norm.weight"], eps)
     q = functional.linear(latents, weights[f"{name}.wq_b.weight"]).unflatten(-1, (-1, text.head_dim))
-    q = fused.rotate(q.unflatten(0, (-1, size)), cos.unsqueeze(2), sin.unsqueeze(2))
-    own = functional.linear(x, weights[f"{name}.wkv.weight"]).unflatten(0, (-1, size))
-    own = fused.window_rows(own, weights[f"{name}.kv_norm.weight"], eps, cos, sin)
+    q = fused.rotate(q, cos.unsqueeze(1), sin.unsqueeze(1)).unflatten(0, (-1, size))
+    own = functional.linear(x, weights[f"{name}.wkv.weight"])
+    own = fused.window_rows(own, weights[f"{name}.kv_norm.weight"], eps, cos, sin).unflatten(0, (-1, size))
     keys = torch.cat((keys, own), dim=1)
     scores = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).float().unflatten(1, (size, -1)) * text.head_dim**-0.5
     mask = torch.cat((seen, seen.new_ones(len(seen), size)), dim=1)

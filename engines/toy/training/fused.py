@@ -28,7 +28,7 @@ COMPILED_ON = {"cuda"}
 def fused(function: Callable[P, R]) -> Callable[P, R]:
     """The function, compiled at its first call with tensors of a device in `COMPILED_ON`."""
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
-    compiled: Callable[P, R] = torch.compile(function, dynamic=False)
+    compiled: Callable[P, R] = torch.compile(function)
 
     def choose(*args: P.args, **kwargs: P.kwargs) -> R:
         first = next(a for a in args if isinstance(a, Tensor))

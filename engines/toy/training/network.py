@@ -41,7 +41,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """cos and sin [T, pairs] of window-only layers and of layers that read entries."""
+    """cos and sin [B x T, pairs] of window-only layers and of layers that read entries."""
 
     window: tuple[Tensor, Tensor]
     sparse: tuple[Tensor, Tensor]
@@ -53,18 +53,21 @@ class Network:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         text = config.text
-        self._phases: dict[tuple[int, torch.device], Phases] = {}
+        self._phases: dict[tuple[int, int, torch.device], Phases] = {}
         self._window = frequencies(text.qk_rope_head_dim, text.rope_theta, None)
         self._sparse = frequencies(text.qk_rope_head_dim, text.compress_rope_theta, text.rope_scaling)
 
-    def phases(self, count: int, device: torch.device) -> Phases:
-        """Phases of positions 0 to count - 1 (packed documents start anywhere: only differences matter)."""
-        if (count, device) not in self._phases:
-            at = torch.arange(count, dtype=torch.float32).unsqueeze(1)
+    def phases(self, batch: int, count: int, device: torch.device) -> Phases:
+        """Phases of `batch` packed rows of `count` tokens, at positions 0 to count - 1 each.
+
+        Packed documents start anywhere: only differences of positions matter.
+        """
+        if (batch, count, device) not in self._phases:
+            at = torch.arange(count, dtype=torch.float32).repeat(batch).unsqueeze(1)
             angles = [(at * frequency).to(device) for frequency in (self._window, self._sparse)]
             window, sparse = ((angle.cos(), angle.sin()) for angle in angles)
-            self._phases[count, device] = Phases(window, sparse)
-        return self._phases[count, device]
+            self._phases[batch, count, device] = Phases(window, sparse)
+        return self._phases[batch, count, device]
 
     def forward(self, weights: Weights, rows: Rows, embedded: Tensor, options: Options) -> Output:
         """All layers over embedded rows [B, T, H] (BF16)."""
@@ -78,7 +81,7 @@ class _Run:
     def __init__(self, network: Network, weights: Weights, rows: Rows, options: Options) -> None:
         self.config, self.weights, self.rows = network.config, weights, rows
         self.shape = rows.ids.shape
-        self.phases = network.phases(self.shape[1], rows.ids.device)
+        self.phases = network.phases(self.shape[0], self.shape[1], rows.ids.device)
         self.masks = row_masks(rows, self.config)
         self.selector = Selector(self.config, self.masks, options.is_sparse, options.learns_index)
         self.loads: dict[str, Load] = {}
@@ -139,16 +142,15 @@ class _Run:
         latents = fused.rms_norm(
             functional.linear(x, self.weights[f"{own}.wq_a.weight"]), self.weights[f"{own}.q_norm.weight"], eps
         )
-        kv = functional.linear(x, self.weights[f"{own}.wkv.weight"]).unflatten(0, self.shape)
-        kv = fused.window_rows(kv, self.weights[f"{own}.kv_norm.weight"], eps, cos, sin)
-        q = functional.linear(latents, self.weights[f"{own}.wq_b.weight"]).unflatten(0, self.shape)
-        q = fused.rotate(q.unflatten(-1, (-1, config.text.head_dim)), cos.unsqueeze(1), sin.unsqueeze(1))
+        # Rows stay flat in what is compiled: then it is compiled once for packed rows of every length.
+        kv = functional.linear(x, self.weights[f"{own}.wkv.weight"])
+        kv = fused.window_rows(kv, self.weights[f"{own}.kv_norm.weight"], eps, cos, sin).unflatten(0, self.shape)
+        q = functional.linear(latents, self.weights[f"{own}.wq_b.weight"]).unflatten(-1, (-1, config.text.head_dim))
+        q = fused.rotate(q, cos.unsqueeze(1), sin.unsqueeze(1)).unflatten(0, self.shape)
         if config.is_kv_source(layer):
             self.entries = self.compress(layer, x)
         if config.is_index_source(layer):
-            self.selector.select(
-                layer, self.weights, latents.unflatten(0, self.shape), x.unflatten(0, self.shape), (cos, sin)
-            )
+            self.selector.select(layer, self.weights, latents, x, (cos, sin))
         window = self.masks.decoder_window if layer >= config.n_prefill_layer else self.masks.window
         masks = Masks(window, self.selector.chosen if ratio else None)
         out, mass = attend(q, kv, self.entries if ratio else None, masks, self.weights[f"{own}.attn_sink"])
@@ -159,17 +161,18 @@ class _Run:
     def compress(self, layer: int, x: Tensor) -> Tensor:
         """Main entries [B, T / ratio, D] of a KV source; its index keys go to the selector."""
         own, ratio, eps = f"layers.{layer}.attn", self.config.ratio(layer), self.config.text.rms_norm_eps
-        values = functional.linear(x, self.weights[f"{own}.compressor.wkv.weight"]).unflatten(0, self.shape)
+        values = functional.linear(x, self.weights[f"{own}.compressor.wkv.weight"])
         if ratio > 1:
-            gate = functional.linear(x, self.weights[f"{own}.compressor.wgate.weight"]).unflatten(0, self.shape)
-            values = fused.pool_pairs(torch.cat((gate, values), dim=-1).unflatten(1, (-1, ratio)))
+            gate = functional.linear(x, self.weights[f"{own}.compressor.wgate.weight"])
+            values = fused.pool_pairs(torch.cat((gate, values), dim=-1).unflatten(0, (-1, ratio)))
         latents = fused.rms_norm(values, self.weights[f"{own}.compressor.norm.weight"], eps)
         cos, sin = (part[::ratio].contiguous() for part in self.phases.sparse)
         # The indexer learns from attention alone: nothing flows back from its keys.
         keys = functional.linear(latents.detach(), self.weights[f"{own}.indexer.wk.weight"])
         keys = fused.rms_norm(keys, self.weights[f"{own}.indexer.k_norm.weight"], eps)
-        self.selector.new_source(layer, fused.index_rows(keys, cos, sin))
-        return fused.main_rows(latents, cos, sin)
+        self.selector.new_source(layer, fused.index_rows(keys, cos, sin).unflatten(0, (self.shape[0], -1)))
+        entries: Tensor = fused.main_rows(latents, cos, sin).unflatten(0, (self.shape[0], -1))
+        return entries
 
 
 def mix(weights: Weights, name: str, streams: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,9 +184,9 @@ def mix(weights: Weights, name: str, streams: Tensor, eps: float) -> tuple[Tenso
 
 
 def grouped_output(weights: Weights, name: str, out: Tensor, by: tuple[Tensor, Tensor], groups: int) -> Tensor:
-    """The output projection [N, H] of attention [B, T, heads, D], turned back at the query's position."""
+    """The output projection [N, H] of attention [B, T, heads, D], turned back at its N positions."""
     cos, sin = (part.unsqueeze(-2) for part in by)
-    turned = fused.rotate(out, cos, -sin).flatten(0, 1).flatten(1)
+    turned = fused.rotate(out.flatten(0, 1), cos, -sin).flatten(1)
     parts = turned.unflatten(-1, (groups, -1)).transpose(0, 1)
     low = torch.bmm(parts, weights[f"{name}.wo_a.weight"].unflatten(0, (groups, -1)).transpose(1, 2))
     return functional.linear(low.transpose(0, 1).flatten(1), weights[f"{name}.wo_b.weight"])

@@ -38,7 +38,7 @@ class Selector:
     def select(
         self, layer: int, weights: Mapping[str, Tensor], latents: Tensor, x: Tensor, by: tuple[Tensor, Tensor]
     ) -> None:
-        """Choose for query latents [B, T, r] and normed rows [B, T, H] of an index source."""
+        """Choose for query latents [B x T, r] and normed rows [B x T, H] of an index source, at phases `by`."""
         self._finish()
         assert self._visible is not None, f"layer {layer} selects before any KV source"
         assert self._keys is not None, f"layer {layer} selects before any KV source"
@@ -48,8 +48,10 @@ class Selector:
         own, text = f"layers.{layer}.attn.indexer", self._config.text
         queries = functional.linear(latents.detach(), weights[f"{own}.wq_b.weight"])
         queries = queries.unflatten(-1, (text.index_n_heads, -1))
-        queries = fused.index_rows(queries, by[0].unsqueeze(1), by[1].unsqueeze(1))
-        heads = functional.linear(x.detach(), weights[f"{own}.weights_proj.weight"])
+        queries = fused.index_rows(queries, by[0].unsqueeze(1), by[1].unsqueeze(1)).unflatten(
+            0, self._visible.shape[:2]
+        )
+        heads = functional.linear(x.detach(), weights[f"{own}.weights_proj.weight"]).unflatten(0, queries.shape[:2])
         heads = heads.float() * (text.index_head_dim**-0.5 * text.index_n_heads**-0.5)
         products = torch.bmm(queries.flatten(1, 2), self._keys.transpose(1, 2)).unflatten(1, queries.shape[1:3])
         scores = fused.index_logits(products, heads)

@@ -91,7 +91,8 @@ class Learner:
         output = dataclasses.replace(output, hidden=output.hidden.detach(), taps=output.taps.detach())
         weights = {name: w if name.startswith("mtp.") else w.detach() for name, w in weights.items()}
         anchors = draw_anchors(batch, self.config.text.dspark_block_size)
-        phases = self.network.phases(batch.rows.ids.shape[1], batch.rows.ids.device)
+        rows, count = batch.rows.ids.shape
+        phases = self.network.phases(rows, count, batch.rows.ids.device)
         drafts = draft(weights, batch, output, anchors, self.config, phases)
         losses = draft_loss(drafts, weights, batch, output, anchors)
         return Outcome(losses.total, losses.total, accepted=losses.accepted, off=losses.off), drafts.loads
