@@ -55,6 +55,7 @@ def chat(
         reply = chat_once(where, body, request_id, lambda t: typer.echo(t, nl=False) if show else None)
         if as_json:
             facts = {"text": reply.text, "finish_reason": reply.finish_reason, "usage": reply.usage}
+            facts |= {"reasoning": reply.reasoning} if reply.reasoning else {}
             typer.echo(json.dumps(facts | ({"timeline": story(where, request_id)} if explain else {})))
             return
         typer.echo("" if stream else reply.text)

@@ -5,11 +5,12 @@ import json
 import mimetypes
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from shoal.cluster.api.answer import merge_tool_call
 from shoal.cluster.live.session import SessionError
 
 TIMEOUT_S = 300.0
@@ -17,13 +18,52 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back: the text, the finish reason, the usage object, and seconds to the first token and in all."""
+    """What came back: text, thoughts, tool calls as (name, JSON of the arguments), the finish reason, the usage object,
+    and seconds to the first token and in all."""
 
     text: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]
     finish_reason: str
     usage: dict[str, Any]
     ttft_s: float
     total_s: float
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose KV came out of the store."""
+        return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """An answer as its events come."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is anything of an answer yet."""
+        return bool(self.text or self.reasoning or self.calls)
+
+    def add(self, event: dict[str, Any]) -> str:
+        """Take an event over; the text or thoughts that it adds."""
+        self.usage = event.get("usage") or self.usage
+        shown = ""
+        for choice in event.get("choices", []):
+            delta = choice["delta"]
+            content, thoughts = delta.get("content") or "", delta.get("reasoning_content") or ""
+            for piece in delta.get("tool_calls") or ():
+                merge_tool_call(self.calls, piece)
+            self.text += content
+            self.reasoning += thoughts
+            shown += thoughts + content
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        return shown
 
 
 def data_url(path: Path) -> str:
@@ -54,8 +94,7 @@ def chat_once(
     from shoal.cluster.live.clock import monotonic_s
 
     started_s, first_s = monotonic_s(), 0.0
-    text, reason = "", ""
-    usage: dict[str, Any] = {}
+    gathered = _Gathered()
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     try:
         with httpx.stream(
@@ -70,18 +109,22 @@ def chat_once(
             for event in _events(answer):
                 if "error" in event:
                     raise SessionError(event["error"]["message"])
-                usage = event.get("usage") or usage
-                for choice in event.get("choices", []):
-                    delta = choice["delta"].get("content") or choice["delta"].get("reasoning_content") or ""
-                    if delta:
-                        first_s = first_s or monotonic_s()
-                        on_text(delta)
-                    text += delta
-                    reason = choice.get("finish_reason") or reason
+                if text := gathered.add(event):
+                    on_text(text)
+                first_s = first_s or (monotonic_s() if gathered.is_begun else 0.0)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise SessionError(f"{endpoint} does not answer: {error}; is the cluster up?") from error
     ended_s = monotonic_s()
-    return Reply(text, reason, usage, (first_s or ended_s) - started_s, ended_s - started_s)
+    calls = tuple((call["function"]["name"], call["function"].get("arguments", "")) for call in gathered.calls)
+    return Reply(
+        gathered.text,
+        gathered.reasoning,
+        calls,
+        gathered.finish_reason,
+        gathered.usage,
+        (first_s or ended_s) - started_s,
+        ended_s - started_s,
+    )
 
 
 def story(endpoint: str, request_id: str) -> dict[str, Any]:

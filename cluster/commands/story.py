@@ -30,7 +30,8 @@ def _totals(marks: Marks) -> list[str]:
         rate = (tokens - 1) / decode_s if decode_s > 0 and tokens > 1 else 0.0
         lines.append(f"  {'':9}     decode         {tokens} tokens, {rate:.1f} a second after the first")
     grains, anchors = (sum(m.get(k, 0) for m in by["saved"]) for k in ("grains", "anchors"))
-    lines.append(f"  {'':9}     saved          {grains} grains and {anchors} anchors are in the store")
+    if grains or anchors:
+        lines.append(f"  {'':9}     saved          {grains} grains and {anchors} anchors are in the store")
     return lines
 
 
