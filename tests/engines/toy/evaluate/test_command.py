@@ -14,6 +14,7 @@ from shoal.engines.toy.evaluate.jobs import Attempt, Job, Outcome, Settings, job
 from shoal.engines.toy.evaluate.losses import Loss
 from shoal.engines.toy.evaluate.papers import DRAFTS, PAPERS, names
 from shoal.engines.toy.evaluate.report import Report
+from shoal.engines.toy.evaluate.room import Room
 from shoal.engines.toy.evaluate.summary import summary_of
 
 ONE_PROCESS = ["--samples", "1", "--workers", "1"]
@@ -43,7 +44,9 @@ def test_tables_show_answers_losses_drafts_and_goals(tmp_path: Path):
     assert lines[-1] == "1 of 6 goals met, in 61 s"
 
 
-def test_json_is_one_document_and_the_bar_is_for_terminals(toy_dir: Path, capsys: pytest.CaptureFixture[str]):
+def test_json_is_one_document_and_the_bar_is_for_terminals(
+    toy_dir: Path, room: Room, capsys: pytest.CaptureFixture[str]
+):
     arguments = [
         "--model",
         str(toy_dir),
@@ -62,7 +65,9 @@ def test_json_is_one_document_and_the_bar_is_for_terminals(toy_dir: Path, capsys
     assert shown.err == ""
     assert (found["seed"], found["samples"], found["mode"]) == (41, 1, "n1")
     paper = found["papers"][0]
-    assert (paper["paper"], paper["samples"], paper["accuracy"]["value"]) == ("copying", 1, 0.0)
+    (sample,) = room.samples("copying", 41, (0,))
+    is_right, _ = room.judge(sample, room.answer([sample], None)[0])
+    assert (paper["paper"], paper["samples"], paper["accuracy"]["value"]) == ("copying", 1, float(is_right))
     greedy, sampled = found["drafts"]
     assert (greedy["choice"], sampled["choice"]) == ("greedy", "temperature 1")
     assert greedy["answers_equal_without_drafts"] == {"answers": 1, "value": 1.0}

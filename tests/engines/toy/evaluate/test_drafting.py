@@ -1,6 +1,7 @@
 """Drafting and verifying over real caches gives the engine's answers; a known drafter gives known steps."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from shoal.engines.toy.evaluate.choice import Greedy, Sampled
@@ -22,6 +23,7 @@ from torch import Tensor
 from tests.engines.toy.evaluate.random_text import text
 
 NO_END = -7
+DRAFTED, PLAIN_TOKEN = 5, 300
 
 
 class Oracle:
@@ -71,24 +73,57 @@ def test_an_answer_stops_at_its_end_token_wherever_a_step_meets_it():
     assert (at_once.tokens, at_once.steps) == ((0,), ())
 
 
-def test_greedy_drafting_answers_as_the_engine_does(room: Room):
+class Known:
+    """A speculator's caches, with drafts out of known answers: `right` of them, then wrong ones."""
+
+    def __init__(self, inner: CachedSpeculator, answers: Sequence[tuple[int, ...]], right: int) -> None:
+        self._inner, self._right = inner, right
+        self._left = [list(answer[1:]) for answer in answers]
+
+    def draft(self, golden: Tensor, live: Tensor, choice: object) -> Drafts:
+        tokens = torch.tensor([self._next(self._left[i]) for i in live.tolist()])
+        return Drafts(tokens, torch.zeros(*tokens.shape, 1), torch.full(tokens.shape, 0.5))
+
+    def _next(self, left: list[int]) -> list[int]:
+        wrong = [token ^ 1 for token in left[self._right : DRAFTED]]
+        return (left[: self._right] + wrong + [PLAIN_TOKEN] * DRAFTED)[:DRAFTED]
+
+    def verify(self, golden: Tensor, drafts: Tensor, live: Tensor) -> Tensor:
+        return self._inner.verify(golden, drafts, live)
+
+    def advance(self, golden: Tensor, drafts: Tensor, accepted: Tensor, live: Tensor) -> None:
+        self._inner.advance(golden, drafts, accepted, live)
+        for i, count in zip(live.tolist(), accepted.tolist(), strict=True):
+            del self._left[i][: count + 1]
+
+
+def test_drafting_answers_as_the_engine_does(room: Room):
     """Rejected rows are rewound in rings, accumulators and entries: the tokens are those of an engine without drafts.
 
-    Prompts of odd and even length, one of them longer than the rings and truncated, and one with a picture.
+    Prompts of odd and even length, one of them longer than the rings and truncated, and one with a picture; drafts of
+    the drafter itself, and drafts that are right none, two or all of the time.
     """
-    samples = [paper("pictures").generate(examination_random(3, 0))]
-    pictured = dataclasses.replace(room.questions(samples)[0], outputs_max=9)
-    questions = [text(1, 31, 9), text(2, 200, 9), pictured]
-    end = room.model.config.eos_token_id
+    samples = [
+        paper("pictures").generate(examination_random(3, 0)),
+        paper("copying").generate(examination_random(3, 0)),
+    ]
+    limited = [dataclasses.replace(question, outputs_max=9) for question in room.questions(samples)]
+    questions = [text(1, 31, 9), text(2, 200, 9), *limited]
+    end, most = room.model.config.eos_token_id, [9] * len(questions)
+    engine = sit(dataclasses.replace(room.model, drafter=None), questions)
+    assert max(map(len, engine)) == 9
     speculator = CachedSpeculator(room.model, questions, TRUNCATION)
     first = speculator.prefill()
-    answered = speculate(speculator, first, Greedy(), [9] * 3, end)
-    engine = sit(dataclasses.replace(room.model, drafter=None), questions)
-    assert [a.tokens for a in answered] == list(engine)
-    assert any(step.accepted for a in answered for step in a.steps), "nothing was accepted, so nothing was rewound past"
+    own = speculate(speculator, first, Greedy(), most, end)
+    assert [a.tokens for a in own] == list(engine)
+    for right in (0, 2, DRAFTED):
+        speculator.restart()
+        answered = speculate(Known(speculator, engine, right), first, Greedy(), most, end)
+        assert [a.tokens for a in answered] == list(engine)
+        accepted = [step.accepted for a in answered for step in a.steps if not step.is_cut]
+        assert accepted == [right] * len(accepted)
     speculator.restart()
-    again = speculate(speculator, first, Greedy(), [9] * 3, end)
-    assert again == answered
+    assert speculate(speculator, first, Greedy(), most, end) == own
 
 
 def test_sampled_answers_follow_their_seed(room: Room):

@@ -1,16 +1,18 @@
 """A loss zeroes the bytes of its kind and no others, and a reader of the answers sees it."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
 from shoal.engines.core.request import EngineRequest, SamplingParams
 from shoal.engines.run.load import build_engine
 from shoal.engines.toy.evaluate.losses import Loss, forget, without_engram
-from shoal.engines.toy.evaluate.papers import paper
 from shoal.engines.toy.evaluate.room import Room
 from shoal.engines.toy.evaluate.sitting import config_for, sit
+from shoal.engines.toy.tasks import lexicon, pictures, recall
 from shoal.engines.toy.tasks.mixture import examination_random
+from shoal.engines.toy.tasks.sample import Sample
 
 from tests.engines.toy.evaluate.random_text import text
 
@@ -43,17 +45,33 @@ def test_only_the_bytes_of_the_kind_are_gone(room: Room, loss: Loss, gone: str):
     assert all(torch.equal(before[kind], after[kind]) for kind in KINDS if kind != gone)
 
 
-def test_every_loss_of_what_is_cached_changes_answers_of_a_long_prompt(room: Room):
-    model, questions = dataclasses.replace(room.model, drafter=None), [text(2, 240, 4)]
+def recall_behind_the_first_choice() -> Sample:
+    """A code that lies where a blind choice of entries does not look (it takes the first 128 of each kind, up to token
+    255), and that the kept rows at the end of the prompt do not see either."""
+    drawn = (recall.generate(examination_random(1, i), tokens=512, needles=3, turns=1) for i in range(100))
+    return next(sample for sample in drawn if 0.55 < place_of_code(sample) < 0.65)
+
+
+def place_of_code(sample: Sample) -> float:
+    text, (code,) = sample.messages[0]["content"], re.findall(r"\d+", sample.wanted.text)
+    return text.index(code) / len(text)
+
+
+def test_every_loss_of_what_is_cached_changes_answers(room: Room):
+    """A code in a long text and some words of the lexicon: whole answers, for the model is trained to begin alike."""
+    samples = [recall_behind_the_first_choice(), *(lexicon.generate(examination_random(1, i), 4) for i in range(3))]
+    model, questions = dataclasses.replace(room.model, drafter=None), room.questions(samples)
     intact = sit(model, questions)
     for loss in (Loss.MAIN, Loss.INDEX, Loss.WINDOW, Loss.ENGRAM):
         assert sit(model, questions, loss) != intact, loss
 
 
 def test_a_lost_picture_changes_the_answer(room: Room):
-    pictured = room.questions([paper("pictures").generate(examination_random(1, 0))])[0]
-    questions = [dataclasses.replace(pictured, outputs_max=4)]
+    """The pictures are described: what cannot be seen cannot all be guessed."""
+    drawn = (pictures.generate(examination_random(1, i), images=1, turns=1) for i in range(30))
+    questions = room.questions([sample for sample in drawn if "picture shows" in sample.wanted.text][:2])
     model = dataclasses.replace(room.model, drafter=None)
+    assert len(questions) == 2
     assert sit(model, questions, Loss.IMAGES) != sit(model, questions)
 
 
