@@ -23,7 +23,7 @@ from shoal.engines.toy.tokenizer import TOKENIZER_FILE
 
 SAMPLES = (*about_a_text(), *(question.sample for question in others()))
 TASKS = ("recall", "recall", "pictures", "arithmetic", "schema", "tools", "chat")
-FROM_STORE = 384  # whole blocks of 128 tokens before the last 140 of a prompt of 524 and more
+FROM_STORE = 256  # whole blocks of 128 tokens before the last 140 of a prompt of 396 and more
 SETTINGS = ApiSettings(context_tokens=4096, thinking_default=False)
 
 
