@@ -83,3 +83,15 @@ def test_sigterm_ends_a_cluster_that_is_starting(shell: Shell) -> None:
     assert out == b""
     assert err.endswith(b"shoal: interrupted\n"), err
     shell.assert_nothing_left(known)
+
+
+def test_the_demo_is_right_in_all_it_shows(shell: Shell) -> None:
+    """A code out of a long text, cold, stored and with two devices gone; and one question of every other task."""
+    done = shell.run("demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("✓ right") == 9
+    assert "three equal answers; cached prompt tokens: 0, 256, 256\n9 of 9 answers are right\n" in done.stdout
+    assert "encode         image 0 at encoder/0" in done.stdout
+    assert "hand-off" in done.stdout
+    assert shell.sessions() == []
+    wait("no process is left", lambda: not shell.processes(), 15.0)
