@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from shoal.engines.toy.tokenizer import toy_tokenizer
 from shoal.engines.toy.training import fused
 from shoal.engines.toy.training.course import COURSE
 from shoal.engines.toy.training.examples import batches
-from shoal.engines.toy.training.loop import train
+from shoal.engines.toy.training.loop import Hooks, train
 from shoal.engines.toy.training.stacks import Stacks
 from shoal.engines.toy.training.stages import Stage
 from shoal.engines.toy.training.state import STATE, Place, export, load_state, save_state, start
@@ -36,32 +36,45 @@ def main(arguments: list[str]) -> int:
     torch.set_float32_matmul_precision("high")
     if options.compile:
         fused.COMPILED_ON.add(options.device)
-    device = torch.device(options.device)
-    tokenizer = toy_tokenizer()
-    config = toy_config(tokenizer)
+    device, told = torch.device(options.device), tell(begun)
+    config = toy_config(toy_tokenizer())
     stages = [stage for stage in COURSE if options.stage in (None, stage.name)]
-    stacks = Stacks(config, start(config, options.seed, options.checkpoint), device)
-    learner, told = Learner(config, stacks), tell(begun)
+    learner = Learner(config, Stacks(config, start(config, options.seed, options.checkpoint), device))
     place = Place()
     if (options.out / STATE).is_file():
-        learner.optimiser.state, place = load_state(options.out, stacks, device)
+        learner.optimiser.state, place = load_state(options.out, learner.stacks, device)
     until = begun + 60 * options.minutes
-    for number in range(place.stage, len(stages)):
-        stage = resized(stages[number], options.rows, options.steps)
-        first = place.step if number == place.stage else 0
-        steps = batches(config, stage, options.seed, options.workers, first)
-        done = train(learner, stage, steps, first, until, told, not options.no_graph)
-        place = Place(number, done) if done < stage.steps else Place(number + 1)
-        save_state(options.out, stacks, learner.optimiser.state, place)
-        export(options.out / "checkpoint", config, stacks.floats(), tokenizer.to_str(pretty=True) + "\n")
-        told(f"{stage.name}: wrote {options.out / 'checkpoint'}")
-        if time.monotonic() > until:
-            break
-    rest = (
-        "complete" if place.stage == len(stages) else f"stopped in stage {stages[place.stage].name}, step {place.step}"
+    while place.stage < len(stages) and time.monotonic() < until:
+        place = run(learner, stages, place, options, Clock(until, told))
+        told(f"wrote {options.out / 'checkpoint'}")
+    left = (
+        f"stopped in stage {stages[place.stage].name}, step {place.step}" if place.stage < len(stages) else "complete"
     )
-    told(rest)
+    told(left)
     return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Clock:
+    """When a run stops (time.monotonic), and where it tells its lines."""
+
+    until: float
+    tell: Callable[[str], None]
+
+
+def run(learner: Learner, stages: Sequence[Stage], place: Place, options: argparse.Namespace, clock: Clock) -> Place:
+    """One stage from its place on, saved now and then and at its end; the place after it."""
+    stage = resized(stages[place.stage], options.rows, options.steps)
+
+    def keep(done: int) -> Place:
+        reached = Place(place.stage, done) if done < stage.steps else Place(place.stage + 1)
+        save_state(options.out, learner.stacks, learner.optimiser.state, reached)
+        return reached
+
+    steps = batches(learner.config, stage, options.seed, options.workers, place.step)
+    done = train(learner, stage, steps, place.step, clock.until, Hooks(clock.tell, keep))
+    export(options.out / "checkpoint", learner.config, learner.stacks.floats())
+    return keep(done)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,7 +92,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, help="rows of a step, in place of the course's: for a small machine")
     parser.add_argument("--steps", type=int, help="steps of every stage, in place of the course's")
     parser.add_argument("--compile", action="store_true", help="compile element-wise steps on a CPU too")
-    parser.add_argument("--no-graph", action="store_true", help="start every kernel anew instead of replaying a graph")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from shoal.engines.toy.tasks.mixture import TASKS
@@ -12,35 +13,44 @@ from shoal.engines.toy.training.step import Learner, Outcome
 from torch import Tensor
 
 REPORT_EVERY = 50
+KEEP_EVERY_S = 120.0
+"""A run that is stopped from outside loses no more than this."""
 BIASES = ("gate.bias", "gate.bias_vl")
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a run does beside learning: tell a line, keep the state after so many steps of the stage."""
+
+    tell: Callable[[str], None]
+    keep: Callable[[int], object] = lambda done: None
+
+
 def train(
-    learner: Learner,
-    stage: Stage,
-    batches: Iterator[StepBatch],
-    first_step: int,
-    until: float,
-    tell: Callable[[str], None],
-    with_graph: bool = True,
+    learner: Learner, stage: Stage, batches: Iterator[StepBatch], first_step: int, until: float, hooks: Hooks
 ) -> int:
     """Train until the stage ends or the clock (time.monotonic) passes `until`; the steps done of the stage."""
     stacks = learner.stacks
     stacks.require_grad(n for n in stacks.parameters if not n.endswith(BIASES) and trained(stage, n))
     device = next(iter(stacks.parameters.values())).device
-    step = Replay(lambda batch, rate: learner.step(stage, batch, rate), device, with_graph)
-    began, tokens, done = time.monotonic(), 0, first_step
+    step = Replay(lambda batch, rate: learner.step(stage, batch, rate), device)
+    began = kept = time.monotonic()
+    tokens, done = 0, first_step
     for batch in batches:
         outcome = step(batch, stage.rate(done))
         done, tokens = done + 1, tokens + batch.rows.ids.numel()
         if done % REPORT_EVERY == 0 or done in (1, stage.steps):
-            tell(f"{stage.name} {done}/{stage.steps} {described(outcome, batch)}")
-            tell(f"  {tokens / (time.monotonic() - began) / 1e3:.0f} ktok/s")
+            shown = described(outcome, batch)  # waits for the step
+            speed = tokens / (time.monotonic() - began) / 1e3
+            hooks.tell(f"{stage.name} {done}/{stage.steps} {shown} {speed:.1f} ktok/s")
             began, tokens = time.monotonic(), 0
+        if time.monotonic() > kept + KEEP_EVERY_S:
+            hooks.keep(done)
+            kept = time.monotonic()
         if time.monotonic() > until:
             break
     if device.type == "cuda":
-        tell(f"{stage.name}: at most {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
+        hooks.tell(f"{stage.name}: at most {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
         del step, outcome  # the graph holds a stage's activations
         torch.cuda.empty_cache()
     return done

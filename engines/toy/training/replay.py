@@ -23,9 +23,9 @@ class Replay:
     calls the function.
     """
 
-    def __init__(self, step: Step, device: torch.device, with_graph: bool = True) -> None:
+    def __init__(self, step: Step, device: torch.device) -> None:
         self._step, self._device = step, device
-        self._records = with_graph and device.type == "cuda"
+        self._records = device.type == "cuda"
         self._rate = torch.zeros((), device=device)
         self._batch: StepBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -9,6 +9,7 @@ from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.quant import dequantise_fp8, dequantise_fp8_blocks, dequantise_mxfp4
 from shoal.engines.model.save import quantised, save_checkpoint
 from shoal.engines.model.weights import load_model_weights
+from shoal.engines.toy.tokenizer import TOKENIZER_FILE
 from shoal.engines.toy.training.initial import initial_weights
 from shoal.engines.toy.training.stacks import Stacks, float_specs
 from torch import Tensor
@@ -43,13 +44,11 @@ def load_state(directory: Path, stacks: Stacks, device: torch.device) -> tuple[d
     return saved["optimiser"], Place(*saved["place"])
 
 
-def export(
-    directory: Path, config: ModelConfig, floats: dict[str, Tensor], tokenizer_json: str, shard_bytes: int = SHARD_BYTES
-) -> None:
-    """Write the served checkpoint: published layout and formats, with the tokenizer."""
+def export(directory: Path, config: ModelConfig, floats: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> None:
+    """Write the served checkpoint: published layout and formats, with the toy's tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     save_checkpoint(directory, config, quantised(config, floats), shard_bytes)
-    (directory / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+    (directory / TOKENIZER_FILE.name).write_bytes(TOKENIZER_FILE.read_bytes())
 
 
 def start(config: ModelConfig, seed: int, checkpoint: Path | None) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from shoal.engines.toy.training.__main__ import main
 from shoal.engines.toy.training.course import COURSE
 from shoal.engines.toy.training.examples import batches
 from shoal.engines.toy.training.initial import initial_weights
-from shoal.engines.toy.training.loop import train
+from shoal.engines.toy.training.loop import Hooks, train
 from shoal.engines.toy.training.packing import StepBatch
 from shoal.engines.toy.training.stacks import Stacks
 from shoal.engines.toy.training.stages import Stage, Trains
@@ -22,6 +22,7 @@ from shoal.engines.toy.training.state import Place, load_state, save_state, star
 from shoal.engines.toy.training.step import Learner
 
 TOKENS = 256
+SILENT = Hooks(lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def snapshot(learner: Learner) -> dict[str, torch.Tensor]:
 def test_a_stage_changes_its_own_weights_only(config: ModelConfig, trains: Trains) -> None:
     learner, stage = fresh(config), small(trains)
     before = snapshot(learner)
-    train(learner, stage, repeated(config, stage, 1), 0, float("inf"), lambda line: None)
+    train(learner, stage, repeated(config, stage, 1), 0, float("inf"), SILENT)
     changed = {n for n, p in learner.stacks.parameters.items() if not torch.equal(p, before[n])}
     drafter = {n for n in before if n.startswith("mtp.")}
     indexer = {n for n in before if ".indexer." in n}
@@ -71,8 +72,8 @@ def test_a_stage_changes_its_own_weights_only(config: ModelConfig, trains: Train
 def test_the_loss_of_a_repeated_batch_falls(config: ModelConfig) -> None:
     learner, stage = fresh(config), small(Trains.TRUNK)
     lines: list[str] = []
-    train(learner, stage, repeated(config, stage, 4), 0, float("inf"), lines.append)
-    first, last = (float(line.split("loss ")[1].split()[0]) for line in (lines[0], lines[-2]))
+    train(learner, stage, repeated(config, stage, 4), 0, float("inf"), Hooks(lines.append))
+    first, last = (float(line.split("loss ")[1].split()[0]) for line in (lines[0], lines[-1]))
     assert last < first - 0.3
 
 
@@ -80,13 +81,13 @@ def test_a_stopped_run_goes_on_where_it_was(config: ModelConfig, tmp_path: Path)
     stage = small(Trains.TRUNK)
     through, halves = fresh(config), fresh(config)
     batch = list(repeated(config, stage, 1))
-    train(through, stage, iter(batch * 2), 0, float("inf"), lambda line: None)
-    done = train(halves, stage, iter(batch), 0, float("inf"), lambda line: None)
+    train(through, stage, iter(batch * 2), 0, float("inf"), SILENT)
+    done = train(halves, stage, iter(batch), 0, float("inf"), SILENT)
     save_state(tmp_path, halves.stacks, halves.optimiser.state, Place(0, done))
     resumed = Learner(config, Stacks(config, initial_weights(config, 9), torch.device("cpu")))
     resumed.optimiser.state, place = load_state(tmp_path, resumed.stacks, torch.device("cpu"))
     assert place == Place(0, 1)
-    train(resumed, stage, iter(batch), place.step, float("inf"), lambda line: None)
+    train(resumed, stage, iter(batch), place.step, float("inf"), SILENT)
     for name, value in snapshot(through).items():
         assert torch.allclose(value, resumed.stacks.parameters[name], atol=1e-5), name
 
