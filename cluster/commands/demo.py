@@ -19,6 +19,7 @@ from shoal.cluster.commands.operate import end, start
 from shoal.cluster.commands.running import FAILED, friendly_errors, make_spec
 from shoal.cluster.commands.story import story_lines
 from shoal.cluster.commands.validate import load
+from shoal.cluster.errors import ShoalError
 from shoal.cluster.live.clock import monotonic_s, sleep_s
 from shoal.cluster.live.session import free_port
 from shoal.cluster.live.spec import ClusterSpec
@@ -55,9 +56,10 @@ def _spec(manifest: Path, run_dir: Path, fixed_port: bool) -> ClusterSpec:
     cluster, _ = load(manifest)
     port = cluster.api.port if fixed_port else free_port()
     cluster = replace(cluster, name=f"{cluster.name}-demo", api=replace(cluster.api, port=port))
-    if cluster.store is not None:
-        # Nothing in host memory: the third answer is to come off ten of twelve devices, and be seen to.
-        cluster = replace(cluster, store=replace(cluster.store, host_cache_bytes=0))
+    if cluster.store is None:
+        raise ShoalError(f"{manifest}: store is missing, but the demo takes two of its devices away; add one")
+    # Nothing in host memory: the third answer is to come off ten of twelve devices, and be seen to.
+    cluster = replace(cluster, store=replace(cluster.store, host_cache_bytes=0))
     return make_spec(cluster, run_dir)
 
 

@@ -54,6 +54,10 @@ def test_a_model_directory_that_is_not_there(say: CliRunner, tmp_path: Path) -> 
     assert "/no/such/model" in told(say.invoke(app, ["up", path]), BAD_USAGE)
 
 
+def test_a_demo_without_a_store(say: CliRunner) -> None:
+    assert "normal.yaml: store is missing" in told(say.invoke(app, ["demo", "--manifest", str(MANIFEST)]), BAD_USAGE)
+
+
 def test_a_port_in_use(say: CliRunner, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
