@@ -67,6 +67,17 @@ def tensor_specs(config: ModelConfig) -> dict[str, TensorSpec]:
     return specs
 
 
+def float_specs(config: ModelConfig) -> dict[str, TensorSpec]:
+    """The tensors of `tensor_specs` as float weights have them: no scales, packed FP4 weights in their whole shape."""
+    specs = {name: spec for name, spec in tensor_specs(config).items() if spec.dtype != "F8_E8M0"}
+    return {
+        name: TensorSpec(name, (spec.shape[0], 2 * spec.shape[1]), spec.dtype, spec.part)
+        if spec.dtype == "I8"
+        else spec
+        for name, spec in specs.items()
+    }
+
+
 def fp8(name: str, rows: int, columns: int) -> Named:
     """An FP8 weight and its scale per 32 x 32 block."""
     yield f"{name}.weight", (rows, columns), "F8_E4M3"

@@ -6,17 +6,18 @@ from fnmatch import fnmatch
 import numpy as np
 import torch
 from shoal.engines.model.config import ModelConfig
-from shoal.engines.model.names import TensorSpec, tensor_specs
+from shoal.engines.model.names import float_specs
 from tokenizers import Tokenizer
 from torch import Tensor
 
 SEED = 41
 
-# First match wins: (name pattern, mean, spread, spread is divided by the square root of the inputs).
+Rule = tuple[str, float, float, bool]
+"""Name pattern, mean, spread, and whether the spread is divided by the square root of the inputs; first match wins."""
 # Embeddings outweigh what a sublayer adds, so that rounding is not amplified from layer to layer: bfloat16 against
 # float32 moves a logit by a quarter of the usual gap between the two best. Attention and Engram still add enough
 # that another token far back changes a quarter of the choices. (Measured with the full-sequence model.)
-RULES: tuple[tuple[str, float, float, bool], ...] = (
+RULES: tuple[Rule, ...] = (
     ("*norm.weight", 1.0, 0.1, False),
     ("*norm[12].weight", 1.0, 0.1, False),
     ("*engram.[qk]_weight", 1.0, 0.1, False),
@@ -48,18 +49,22 @@ ROW_FACTORS = {"special": 0.05, "end": 0.8, "unreadable": 0.3, "readable": 1.0}
 
 def random_weights(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     """Float32 weights by name, scales left out; each depends on its name and the seed alone."""
-    weights = {n: _draw(spec) for n, spec in tensor_specs(config).items() if spec.dtype != "F8_E8M0"}
+    weights = {name: draw(name, spec.shape, RULES, SEED) for name, spec in float_specs(config).items()}
     factors = torch.tensor([ROW_FACTORS[_row_kind(config, tokenizer, i)] for i in range(config.text.vocab_size)])
     weights["head.weight"] *= factors[:, None]
     return weights
 
 
-def _draw(spec: TensorSpec) -> Tensor:
-    mean, spread, by_inputs = next(rule[1:] for rule in RULES if fnmatch(spec.name, rule[0]))
-    shape = spec.shape if spec.dtype != "I8" else (spec.shape[0], 2 * spec.shape[1])
-    random = np.random.Generator(np.random.PCG64([SEED, zlib.crc32(spec.name.encode())]))
-    values = random.standard_normal(shape, dtype=np.float32)
+def draw(name: str, shape: tuple[int, ...], rules: tuple[Rule, ...], seed: int) -> Tensor:
+    """A float32 tensor by the first rule that its name matches; it depends on name, rule and seed alone."""
+    mean, spread, by_inputs = next(rule[1:] for rule in rules if fnmatch(name, rule[0]))
+    values = generator(name, seed).standard_normal(shape, dtype=np.float32)
     return torch.from_numpy(values * np.float32(spread / shape[-1] ** 0.5 if by_inputs else spread) + np.float32(mean))
+
+
+def generator(name: str, seed: int) -> np.random.Generator:
+    """A tensor's own source of random numbers."""
+    return np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
 
 
 def _row_kind(config: ModelConfig, tokenizer: Tokenizer, token_id: int) -> str:

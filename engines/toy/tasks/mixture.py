@@ -45,7 +45,7 @@ MEDIUM = Mixture("medium", OTHERS | {"recall": 0.8}, (128, 2000), (2, 10), 8, (6
 LONG = Mixture("long", OTHERS | {"recall": 1.6}, (256, 4000), (4, 16), 10, (64, 1000), recall_is_log=False)
 MIXTURES = {mixture.name: mixture for mixture in (SHORT, MEDIUM, LONG)}
 
-_FIXED: Mapping[str, Callable[[Random], Sample]] = {
+GENERATORS: Mapping[str, Callable[[Random], Sample]] = {
     "copying": copying.generate,
     "lexicon": lexicon.generate,
     "schema": schema.generate,
@@ -57,7 +57,7 @@ _FIXED: Mapping[str, Callable[[Random], Sample]] = {
 # Tasks that may follow each other in one conversation, and how often they do; and how often a system turn is added.
 _SHORT_TALK = ("copying", "lexicon", "chat")
 DIALOGUE_SHARE, SYSTEM_SHARE = 0.15, 0.1
-TASKS = ("recall", *_FIXED, "prose")
+TASKS = ("recall", *GENERATORS, "prose")
 
 
 def training_random(seed: int, index: int) -> Random:
@@ -75,9 +75,9 @@ def sample(dice: Random, mixture: Mixture, tokens: int) -> Sample:
     task = dice.choices(tuple(mixture.weights), tuple(mixture.weights.values()))[0]
     if task == "prose":
         return prose.generate(dice, _length(dice, mixture.prose_tokens, tokens, True))
-    drawn = _recall(dice, mixture, tokens) if task == "recall" else _FIXED[task](dice)
+    drawn = _recall(dice, mixture, tokens) if task == "recall" else GENERATORS[task](dice)
     if task in (*_SHORT_TALK, "pictures") and dice.random() < DIALOGUE_SHARE:
-        before = [_FIXED[dice.choice(_SHORT_TALK)](dice) for _ in range(dice.randint(1, 3))]
+        before = [GENERATORS[dice.choice(_SHORT_TALK)](dice) for _ in range(dice.randint(1, 3))]
         drawn = dialogue.in_one_conversation([*before, drawn])
     return dialogue.with_system(dice, drawn) if dice.random() < SYSTEM_SHARE else drawn
 

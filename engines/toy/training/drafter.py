@@ -11,7 +11,16 @@ import torch
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.toy.training import fused
 from shoal.engines.toy.training.experts import Load, run_experts
-from shoal.engines.toy.training.network import Output, Phases, Weights, grouped_output, mix
+from shoal.engines.toy.training.network import (
+    Output,
+    Phases,
+    Weights,
+    enter,
+    grouped_output,
+    project,
+    run_block,
+    window_kv,
+)
 from shoal.engines.toy.training.packing import StepBatch
 from torch import Tensor
 from torch.nn import functional
@@ -74,35 +83,31 @@ def draft(
 ) -> Drafts:
     """One block at each anchor, from the trunk's features."""
     text, size = config.text, config.text.dspark_block_size
-    eps, streams = text.rms_norm_eps, text.hc_mult
     features = functional.linear(output.taps.flatten(0, 1), weights["mtp.0.main_proj.weight"])
-    features = fused.rms_norm(features, weights["mtp.0.main_norm.weight"], eps)
+    features = fused.rms_norm(features, weights["mtp.0.main_norm.weight"], text.rms_norm_eps)
     places = anchors.at[:, None] + torch.arange(1, size + 1, device=anchors.at.device)
     known = batch.rows.ids[anchors.row[:, None], places]
     inputs = torch.full_like(known, text.dspark_noise_token_id)
     inputs[:, 0] = known[:, 0]
-    x = functional.embedding(inputs, weights["embed.weight"]).flatten(0, 1)
-    state = x.unsqueeze(1).expand(-1, streams, -1).contiguous()
-    pre = torch.zeros(state.shape[:2], device=x.device)
-    pre[:, 0] = 1
+    residual = enter(functional.embedding(inputs, weights["embed.weight"]).flatten(0, 1), text.hc_mult)
+    by = (phases.window[0][places].flatten(0, 1), phases.window[1][places].flatten(0, 1))
     window, seen = _window(batch, anchors, config.window)
-    loads = {}
-    no_image = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    loads: dict[str, Load] = {}
+    no_image = torch.zeros(len(residual[0]), dtype=torch.bool, device=places.device)
     for index in range(text.num_nextn_predict_layers):
         own = f"mtp.{index}"
-        kv = functional.linear(features, weights[f"{own}.attn.wkv.weight"])
-        kv = fused.window_rows(kv, weights[f"{own}.attn.kv_norm.weight"], eps, *phases.window)
-        main = kv.unflatten(0, batch.rows.ids.shape)[anchors.row[:, None], window]
-        inp = fused.read_streams(state, pre, weights[f"{own}.attn_norm.weight"], eps)
-        pre, post, comb = mix(weights, f"{own}.hc_attn", state, text.hc_eps)
-        by = (phases.window[0][places].flatten(0, 1), phases.window[1][places].flatten(0, 1))
-        out = _attention(weights, f"{own}.attn", inp, (main, seen), by, config)
-        state = fused.write_streams(state, out, post, comb)
-        inp = fused.read_streams(state, pre, weights[f"{own}.ffn_norm.weight"], eps)
-        pre, post, comb = mix(weights, f"{own}.hc_ffn", state, text.hc_eps)
-        out, loads[own] = run_experts(weights, f"{own}.ffn", inp, no_image, config, text.dspark_num_experts_per_tok)
-        state = fused.write_streams(state, out, post, comb)
-    hidden = fused.collapse(state, pre).unflatten(0, (-1, size))
+        kv = window_kv(weights, f"{own}.attn", features, phases.window, config)
+        main = (kv.unflatten(0, batch.rows.ids.shape)[anchors.row[:, None], window], seen)
+
+        def attention(x: Tensor, own: str = own, main: tuple[Tensor, Tensor] = main) -> Tensor:
+            return _attention(weights, f"{own}.attn", x, main, by, config)
+
+        def experts(x: Tensor, own: str = own) -> Tensor:
+            y, loads[own] = run_experts(weights, f"{own}.ffn", x, no_image, config, text.dspark_num_experts_per_tok)
+            return y
+
+        residual = run_block(weights, own, residual, (attention, experts), config)
+    hidden = fused.collapse(*residual).unflatten(0, (-1, size))
     logits, confidence = _head(weights, hidden, known, config)
     return Drafts(logits, confidence, loads)
 
@@ -120,14 +125,10 @@ def _attention(
     weights: Weights, name: str, x: Tensor, main: tuple[Tensor, Tensor], by: tuple[Tensor, Tensor], config: ModelConfig
 ) -> Tensor:
     """Output [A n, H]: every draft sees the main entries and its whole block, both ways."""
-    text, (keys, seen), (cos, sin) = config.text, main, by
-    size, eps = len(x) // len(seen), text.rms_norm_eps
-    latents = functional.linear(x, weights[f"{name}.wq_a.weight"])
-    latents = fused.rms_norm(latents, weights[f"{name}.q_norm.weight"], eps)
-    q = functional.linear(latents, weights[f"{name}.wq_b.weight"]).unflatten(-1, (-1, text.head_dim))
-    q = fused.rotate(q, cos.unsqueeze(1), sin.unsqueeze(1)).unflatten(0, (-1, size))
-    own = functional.linear(x, weights[f"{name}.wkv.weight"])
-    own = fused.window_rows(own, weights[f"{name}.kv_norm.weight"], eps, cos, sin).unflatten(0, (-1, size))
+    text, (keys, seen) = config.text, main
+    size = len(x) // len(seen)
+    _, q, own = project(weights, name, x, by, config)
+    q, own = q.unflatten(0, (-1, size)), own.unflatten(0, (-1, size))
     keys = torch.cat((keys, own), dim=1)
     scores = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).float().unflatten(1, (size, -1)) * text.head_dim**-0.5
     mask = torch.cat((seen, seen.new_ones(len(seen), size)), dim=1)
@@ -135,7 +136,7 @@ def _attention(
     sink = weights[f"{name}.attn_sink"].view(1, 1, -1, 1).expand(*scores.shape[:3], 1)
     by_key = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1].bfloat16()
     out = torch.bmm(by_key.flatten(1, 2), keys).view(q.shape)
-    return grouped_output(weights, name, out, (cos, sin), text.o_groups)
+    return grouped_output(weights, name, out, by, text.o_groups)
 
 
 def _head(weights: Weights, hidden: Tensor, known: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from shoal.engines.config import Truncation
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.engram import EngramHash, class_map
 from shoal.engines.toy.tasks.encoding import Codec
@@ -14,8 +15,6 @@ from shoal.engines.toy.training.packing import Packed, StepBatch, collate, pack
 from shoal.engines.toy.training.stages import Stage
 from torch.utils.data import DataLoader, Dataset, Subset
 
-KEEP_MARGIN = 6
-"""Tokens that the served truncation keeps beyond what it must (140 of 134)."""
 FILL = 1.15
 """Tokens drawn for a pack over what it holds: packing leaves out what fits nowhere."""
 
@@ -44,8 +43,8 @@ class Examples(Dataset[Packed]):
             drawn, encoded = encoded_sample(random, mixture, tokens, self._codec)
             samples.append((TASKS.index(drawn.task), encoded))
             wanted -= len(encoded.ids)
-        keep = self.config.keep_min + KEEP_MARGIN
-        return pack(samples, (self.stage.pack_rows, self.stage.tokens), self.config, self._hash, keep)
+        shape = (self.stage.pack_rows, self.stage.tokens)
+        return pack(samples, shape, self.config, self._hash, Truncation().keep)
 
     def __len__(self) -> int:
         return self.stage.steps * self.stage.packs

@@ -37,24 +37,31 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     return choose
 
 
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).bfloat16()
+
+
+def _collapsed(streams: Tensor, pre: Tensor) -> Tensor:
+    return (streams.float() * pre.unsqueeze(-1)).sum(1).bfloat16()
+
+
 @fused
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm over the last dimension, rounded to BF16."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).bfloat16()
+    return _normed(x, weight, eps)
 
 
 @fused
 def read_streams(streams: Tensor, pre: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The normed input [N, H] that `pre` [N, m] collapses streams [N, m, H] to."""
-    wide = (streams.float() * pre.unsqueeze(-1)).sum(1).bfloat16().float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).bfloat16()
+    return _normed(_collapsed(streams, pre), weight, eps)
 
 
 @fused
 def collapse(streams: Tensor, pre: Tensor) -> Tensor:
     """The rounded rows [N, H] that `pre` [N, m] collapses streams [N, m, H] to."""
-    return (streams.float() * pre.unsqueeze(-1)).sum(1).bfloat16()
+    return _collapsed(streams, pre)
 
 
 @fused
@@ -120,9 +127,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @fused
 def window_rows(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     """Window KV [..., D] as its FP8 row reads back: normed, turned, rounded."""
-    wide = x.float()
-    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).bfloat16()
-    return fp8_rows(_turned(normed, cos, sin))
+    return fp8_rows(_turned(_normed(x, weight, eps), cos, sin))
 
 
 @fused

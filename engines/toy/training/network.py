@@ -1,7 +1,8 @@
 """The network as it is trained: whole packed rows at once, differentiable, with the cache formats in the loop."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from shoal.engines.model.config import ModelConfig
@@ -15,6 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 Weights = Mapping[str, Tensor]
+Residual = tuple[Tensor, Tensor]
+"""Streams [N, m, H] and the `pre` [N, m] with which the next reader collapses them."""
+Sublayer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +93,14 @@ class _Run:
 
     def through(self, embedded: Tensor) -> Output:
         text = self.config.text
-        streams = embedded.flatten(0, 1).unsqueeze(1).expand(-1, text.hc_mult, -1).contiguous()
-        pre = torch.zeros(streams.shape[:2], device=streams.device)
-        pre[:, 0] = 1
+        residual = enter(embedded.flatten(0, 1), text.hc_mult)
         taps = []
         for layer in range(self.config.n_layers):
-            streams = self.remember(layer, streams)
+            streams = self.remember(layer, residual[0])
             if layer in text.dspark_target_layer_ids:
                 taps.append(streams.float().mean(1).bfloat16())
-            streams, pre = self.run_layer(layer, streams, pre)
-        hidden = fused.read_streams(streams, pre, self.weights["norm.weight"], text.rms_norm_eps)
+            residual = self.run_layer(layer, (streams, residual[1]))
+        hidden = fused.read_streams(*residual, self.weights["norm.weight"], text.rms_norm_eps)
         return Output(
             hidden.unflatten(0, self.shape),
             torch.cat(taps, dim=-1).unflatten(0, self.shape),
@@ -120,43 +122,35 @@ class _Run:
         gates = (self.weights[f"{own}.q_weight"], self.weights[f"{own}.k_weight"])
         return fused.engram_write(streams, projected, *gates, visible, self.config.text.rms_norm_eps)
 
-    def run_layer(self, layer: int, streams: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention and experts; the streams and the `pre` for the next reader."""
-        own, eps = f"layers.{layer}", self.config.text.rms_norm_eps
-        x = fused.read_streams(streams, pre, self.weights[f"{own}.attn_norm.weight"], eps)
-        pre, post, comb = mix(self.weights, f"{own}.hc_attn", streams, self.config.text.hc_eps)
-        streams = fused.write_streams(streams, self.attention(layer, x), post, comb)
-        x = fused.read_streams(streams, pre, self.weights[f"{own}.ffn_norm.weight"], eps)
-        pre, post, comb = mix(self.weights, f"{own}.hc_ffn", streams, self.config.text.hc_eps)
-        top = self.config.text.num_experts_per_tok
-        y, self.loads[own] = run_experts(
-            self.weights, f"{own}.ffn", x, self.rows.image_mask.flatten(), self.config, top
-        )
-        return fused.write_streams(streams, y, post, comb), pre
+    def run_layer(self, layer: int, residual: Residual) -> Residual:
+        """Attention and experts of one layer."""
+        own, image_mask = f"layers.{layer}", self.rows.image_mask.flatten()
+
+        def experts(x: Tensor) -> Tensor:
+            top = self.config.text.num_experts_per_tok
+            y, self.loads[own] = run_experts(self.weights, f"{own}.ffn", x, image_mask, self.config, top)
+            return y
+
+        return run_block(self.weights, own, residual, (partial(self.attention, layer), experts), self.config)
 
     def attention(self, layer: int, x: Tensor) -> Tensor:
         """The attention sublayer's output [N, H] for normed rows [N, H]."""
-        config, own, eps = self.config, f"layers.{layer}.attn", self.config.text.rms_norm_eps
+        config, own = self.config, f"layers.{layer}.attn"
         ratio = config.ratio(layer)
-        cos, sin = self.phases.sparse if ratio else self.phases.window
-        latents = fused.rms_norm(
-            functional.linear(x, self.weights[f"{own}.wq_a.weight"]), self.weights[f"{own}.q_norm.weight"], eps
-        )
+        by = self.phases.sparse if ratio else self.phases.window
         # Rows stay flat in what is compiled: then it is compiled once for packed rows of every length.
-        kv = functional.linear(x, self.weights[f"{own}.wkv.weight"])
-        kv = fused.window_rows(kv, self.weights[f"{own}.kv_norm.weight"], eps, cos, sin).unflatten(0, self.shape)
-        q = functional.linear(latents, self.weights[f"{own}.wq_b.weight"]).unflatten(-1, (-1, config.text.head_dim))
-        q = fused.rotate(q, cos.unsqueeze(1), sin.unsqueeze(1)).unflatten(0, self.shape)
+        latents, q, kv = project(self.weights, own, x, by, config)
+        q, kv = q.unflatten(0, self.shape), kv.unflatten(0, self.shape)
         if config.is_kv_source(layer):
             self.entries = self.compress(layer, x)
         if config.is_index_source(layer):
-            self.selector.select(layer, self.weights, latents, x, (cos, sin))
+            self.selector.select(layer, self.weights, latents, x, by)
         window = self.masks.decoder_window if layer >= config.n_prefill_layer else self.masks.window
         masks = Masks(window, self.selector.chosen if ratio else None)
         out, mass = attend(q, kv, self.entries if ratio else None, masks, self.weights[f"{own}.attn_sink"])
         if mass is not None:
             self.selector.observe(mass)
-        return grouped_output(self.weights, own, out, (cos, sin), config.text.o_groups)
+        return grouped_output(self.weights, own, out, by, config.text.o_groups)
 
     def compress(self, layer: int, x: Tensor) -> Tensor:
         """Main entries [B, T / ratio, D] of a KV source; its index keys go to the selector."""
@@ -173,6 +167,43 @@ class _Run:
         self.selector.new_source(layer, fused.index_rows(keys, cos, sin).unflatten(0, (self.shape[0], -1)))
         entries: Tensor = fused.main_rows(latents, cos, sin).unflatten(0, (self.shape[0], -1))
         return entries
+
+
+def enter(x: Tensor, streams: int) -> Residual:
+    """Rows [N, H] in every stream, to be read from stream 0 first."""
+    pre = torch.zeros(len(x), streams, device=x.device)
+    pre[:, 0] = 1
+    return x.unsqueeze(1).expand(-1, streams, -1).contiguous(), pre
+
+
+def run_block(
+    weights: Weights, name: str, residual: Residual, sublayers: tuple[Sublayer, Sublayer], config: ModelConfig
+) -> Residual:
+    """The two sublayers of one block, attention and experts, each with its norm and hyper-connection."""
+    streams, pre = residual
+    for part, sublayer in zip(("attn", "ffn"), sublayers, strict=True):
+        x = fused.read_streams(streams, pre, weights[f"{name}.{part}_norm.weight"], config.text.rms_norm_eps)
+        pre, post, comb = mix(weights, f"{name}.hc_{part}", streams, config.text.hc_eps)
+        streams = fused.write_streams(streams, sublayer(x), post, comb)
+    return streams, pre
+
+
+def project(
+    weights: Weights, name: str, x: Tensor, by: tuple[Tensor, Tensor], config: ModelConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query latents [N, r], rotated queries [N, heads, D] and window KV [N, D] of normed rows [N, H] at phases `by`."""
+    (cos, sin), eps = by, config.text.rms_norm_eps
+    latents = fused.rms_norm(
+        functional.linear(x, weights[f"{name}.wq_a.weight"]), weights[f"{name}.q_norm.weight"], eps
+    )
+    q = functional.linear(latents, weights[f"{name}.wq_b.weight"]).unflatten(-1, (-1, config.text.head_dim))
+    return latents, fused.rotate(q, cos.unsqueeze(1), sin.unsqueeze(1)), window_kv(weights, name, x, by, config)
+
+
+def window_kv(weights: Weights, name: str, x: Tensor, by: tuple[Tensor, Tensor], config: ModelConfig) -> Tensor:
+    """Window KV [N, D] of rows [N, H]; the drafter makes its main entries with it alone."""
+    kv = functional.linear(x, weights[f"{name}.wkv.weight"])
+    return fused.window_rows(kv, weights[f"{name}.kv_norm.weight"], config.text.rms_norm_eps, *by)
 
 
 def mix(weights: Weights, name: str, streams: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

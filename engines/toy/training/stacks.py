@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from shoal.engines.model.config import ModelConfig
-from shoal.engines.model.names import Part, TensorSpec, tensor_specs
+from shoal.engines.model.names import float_specs
 from shoal.engines.toy.training.fake_quant import fp8_blocks, fp8_rows, mxfp4_rows
 from torch import Tensor, nn
 
@@ -18,15 +18,6 @@ def pattern_of(name: str) -> str:
     Engram tables stay alone: their numbers of rows differ.
     """
     return name if ".engram.embed." in name else NUMBER.sub(".*.", name)
-
-
-def float_specs(config: ModelConfig) -> dict[str, TensorSpec]:
-    """The checkpoint's tensors without their scales; packed FP4 weights in their unpacked shape."""
-    specs = {n: s for n, s in tensor_specs(config).items() if s.dtype != "F8_E8M0"}
-    return {
-        n: TensorSpec(n, (s.shape[0], 2 * s.shape[1]), s.dtype, s.part) if s.dtype == "I8" else s
-        for n, s in specs.items()
-    }
 
 
 class Stacks:
@@ -50,10 +41,6 @@ class Stacks:
             for pattern, names in self.members.items()
             for name, value in zip(names, self.parameters[pattern].detach().cpu(), strict=True)
         }
-
-    def part(self, *parts: Part) -> list[str]:
-        """The patterns whose members belong to one of the parts."""
-        return [p for p, names in self.members.items() if self.specs[names[0]].part in parts]
 
     def require_grad(self, patterns: Iterable[str]) -> None:
         """Train exactly these stacks."""

@@ -36,11 +36,6 @@ class Stage:
     options: Options = DENSE
     trains: Trains = Trains.TRUNK
 
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of one step, padding included."""
-        return self.tokens * self.pack_rows * self.packs
-
     def rate(self, step: int) -> float:
         """The learning rate of a step of this stage."""
         first, last = self.rates

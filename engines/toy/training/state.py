@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 from shoal.engines.model.config import ModelConfig
+from shoal.engines.model.names import TensorSpec, float_specs
 from shoal.engines.model.quant import dequantise_fp8, dequantise_fp8_blocks, dequantise_mxfp4
 from shoal.engines.model.save import quantised, save_checkpoint
 from shoal.engines.model.weights import load_model_weights
 from shoal.engines.toy.tokenizer import TOKENIZER_FILE
 from shoal.engines.toy.training.initial import initial_weights
-from shoal.engines.toy.training.stacks import Stacks, float_specs
+from shoal.engines.toy.training.stacks import Stacks
 from torch import Tensor
 
 STATE = "state.pt"
@@ -44,10 +45,10 @@ def load_state(directory: Path, stacks: Stacks, device: torch.device) -> tuple[d
     return saved["optimiser"], Place(*saved["place"])
 
 
-def export(directory: Path, config: ModelConfig, floats: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES) -> None:
+def export(directory: Path, config: ModelConfig, floats: Mapping[str, Tensor]) -> None:
     """Write the served checkpoint: published layout and formats, with the toy's tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(directory, config, quantised(config, floats), shard_bytes)
+    save_checkpoint(directory, config, quantised(config, floats), SHARD_BYTES)
     (directory / TOKENIZER_FILE.name).write_bytes(TOKENIZER_FILE.read_bytes())
 
 
@@ -57,15 +58,16 @@ def start(config: ModelConfig, seed: int, checkpoint: Path | None) -> dict[str, 
     if checkpoint is None:
         return initial_weights(config, seed)
     tensors = load_model_weights(checkpoint, config)
-    return {name: _float(name, tensors, config) for name in float_specs(config)}
+    return {name: _float(spec, tensors, config.quantization.block) for name, spec in float_specs(config).items()}
 
 
-def _float(name: str, tensors: Mapping[str, Tensor], config: ModelConfig) -> Tensor:
+def _float(spec: TensorSpec, tensors: Mapping[str, Tensor], block: int) -> Tensor:
+    name = spec.name
     value, scale = tensors[name], tensors.get(f"{name.removesuffix('.weight')}.scale")
     if scale is None:
         return value.float()
-    if float_specs(config)[name].dtype == "I8":
+    if spec.dtype == "I8":
         return dequantise_mxfp4(value.view(torch.uint8), scale)
     if name.endswith("engram.embed.weight"):
         return dequantise_fp8(value.view(torch.uint8), scale)
-    return dequantise_fp8_blocks(value, scale, config.quantization.block)
+    return dequantise_fp8_blocks(value, scale, block)

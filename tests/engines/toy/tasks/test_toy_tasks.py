@@ -12,9 +12,9 @@ import pytest
 from shoal.engines.toy.tasks import (
     arithmetic,
     chat,
-    copying,
     drawing,
     lexicon,
+    mixture,
     pictures,
     prose,
     recall,
@@ -28,13 +28,7 @@ from shoal.engines.toy.tasks.sample import Answer, Sample
 COUNT = 60
 GENERATORS: dict[str, Callable[[Random], Sample]] = {
     "recall": lambda dice: recall.generate(dice, dice.randint(64, 500), dice.randint(1, 5)),
-    "copying": copying.generate,
-    "lexicon": lexicon.generate,
-    "schema": schema.generate,
-    "tools": tools.generate,
-    "arithmetic": arithmetic.generate,
-    "pictures": pictures.generate,
-    "chat": chat.generate,
+    **mixture.GENERATORS,
 }
 
 
