@@ -39,6 +39,7 @@ def commit_step(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: in
     for index, item in enumerate(plan.items):
         sequence = item.sequence
         if sequence.is_finished:
+            ledger.return_draft_slot(sequence)
             if plan.kind is StepKind.PREFILL:
                 ledger.running.append(sequence)  # collected by the next plan, as any finished sequence
             continue
@@ -90,6 +91,8 @@ def _push_tokens(
     else:
         _push(sequence, result.sampled[index], logprobs, eos_token_id, ledger.config.max_model_len, events)
     sequence.cached = sequence.len - 1
+    if sequence.is_finished:
+        ledger.return_draft_slot(sequence)
 
 
 def _push(
@@ -117,6 +120,7 @@ def _place_prefilled(ledger: Ledger, sequence: Sequence, events: list[Event]) ->
     if sequence.is_finished or ledger.config.role is Role.NORMAL:
         if not sequence.is_finished:
             sequence.move(Phase.RUNNING)
+            sequence.drafts = ledger.pads
         ledger.running.append(sequence)
         return
     sequence.move(Phase.HANDOFF)

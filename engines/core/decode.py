@@ -39,7 +39,11 @@ def plan_decode(ledger: Ledger) -> DecodePlan:
     ledger.running = scheduled
     rows = 1 + ledger.rules.drafts
     assert rows * len(scheduled) <= ledger.config.step_tokens_max, f"{len(scheduled)} sequences in a decode step"
-    items = [PlanItem(sequence, sequence.cached, rows, True) for sequence in scheduled]
+    items = [
+        PlanItem(s, s.cached, rows, True, s.draft_slot if s.has_draft_info else 0, s.draft_slot) for s in scheduled
+    ]
+    for sequence in scheduled:
+        sequence.has_draft_info = False
     return DecodePlan(items, finished, dropped, preempted)
 
 
@@ -52,6 +56,8 @@ def _admit(ledger: Ledger) -> list[Ended]:
             finished.append(ended(sequence))
             continue
         sequence.move(Phase.RUNNING)
+        ledger.take_draft_slot(sequence)
+        sequence.drafts = ledger.pads
         ledger.running.append(sequence)
     return finished
 
