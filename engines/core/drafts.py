@@ -3,8 +3,11 @@
 import heapq
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import accumulate
+from operator import mul
 from typing import Protocol
 
+from shoal.engines.core.plan import StepResult
 from shoal.engines.core.sequence import Sequence
 
 
@@ -18,6 +21,16 @@ class VerifyChooser(Protocol):
         schedule_count` tells that no step of a sequence is open. Fields of the sequences are only read.
         """
         ...
+
+
+def hold_drafts(sequence: Sequence, index: int, result: StepResult, pads: tuple[int, ...]) -> None:
+    """Take over the drafts that a step made for its item `index`, pads if it made none (engine runtime notes 1.5)."""
+    made = result.drafts[index] if result.drafts else ()
+    sequence.drafts = tuple(made) if made else pads
+    sequence.has_draft_info = bool(made)
+    sequence.prev_accept_rates = sequence.accept_rates
+    confidences = result.confidences[index] if result.confidences else ()
+    sequence.accept_rates = tuple(accumulate(confidences, mul)) if confidences else ()
 
 
 class DraftSlots:

@@ -128,6 +128,7 @@ def plan_prefill(ledger: Ledger) -> PrefillPlan:
         if not sequence.holds_memory:
             ledger.take(sequence)
         sequence.next_checkpoint = next_checkpoint
+        sequence.schedule_count += 1
         if completes and ledger.config.role is Role.NORMAL:
             ledger.take_draft_slot(sequence)
         items.append(PlanItem(sequence, sequence.cached, rows, completes, write_slot=sequence.draft_slot))
