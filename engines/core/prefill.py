@@ -128,7 +128,10 @@ def plan_prefill(ledger: Ledger) -> PrefillPlan:
         if not sequence.holds_memory:
             ledger.take(sequence)
         sequence.next_checkpoint = next_checkpoint
-        items.append(PlanItem(sequence, sequence.cached, rows, completes))
+        sequence.schedule_count += 1
+        if completes and ledger.config.role is Role.NORMAL:
+            ledger.take_draft_slot(sequence)
+        items.append(PlanItem(sequence, sequence.cached, rows, completes, write_slot=sequence.draft_slot))
     return PrefillPlan(items, finished, dropped, selection.reasons)
 
 

@@ -4,6 +4,7 @@ from shoal.engines.config import EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
 from shoal.engines.core.commit import commit_step
 from shoal.engines.core.decode import plan_decode
+from shoal.engines.core.drafts import VerifyChooser
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import (
     Accepted,
@@ -34,8 +35,17 @@ class StepScheduler:
     `has_work` must go on stepping.
     """
 
-    def __init__(self, config: EngineConfig, eos_token_id: int, rules: SchedulingRules | None = None) -> None:
-        """Raises ValueError naming the setting, its value, the rule and the remedy."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        eos_token_id: int,
+        rules: SchedulingRules | None = None,
+        verify: VerifyChooser | None = None,
+    ) -> None:
+        """`verify` chooses how many drafts a decode step verifies; without it all of them.
+
+        Raises ValueError naming the setting, its value, the rule and the remedy.
+        """
         rules = SchedulingRules() if rules is None else rules
         if config.role is Role.ENCODER:
             raise ValueError("role = encoder has no sequences to schedule: use prompt, completion or normal")
@@ -43,6 +53,7 @@ class StepScheduler:
         self.config = config
         self.rules = rules
         self.eos_token_id = eos_token_id
+        self._verify = verify
         self._ledger = Ledger(config, rules)
         self._swapping = Swapping(self._ledger)
         self._receiving = Receiving(self._ledger)
@@ -177,7 +188,7 @@ class StepScheduler:
             )
         else:
             self._ledger.decode_step += 1
-            decode = plan_decode(self._ledger)
+            decode = plan_decode(self._ledger, self._verify)
             self._open = Plan(
                 self._steps,
                 verdict,
