@@ -8,6 +8,7 @@ from shoal.engines.core.blocks import Availability, BlockPool
 from shoal.engines.core.drafts import DraftSlots
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.plan import Ended, Reservation
+from shoal.engines.core.prefill_cost import PrefillCost
 from shoal.engines.core.request import FinishReason, NoRoom
 from shoal.engines.core.rules import SchedulingRules, prompt_limit, step_room
 from shoal.engines.core.sequence import Phase, Sequence
@@ -28,6 +29,7 @@ class Ledger:
         self.slots = BlockPool(config.cache.slots_count)
         self.draft_slots = DraftSlots(config.sequences_max if rules.drafts else 0)
         self.pads = (rules.pad_token_id,) * rules.drafts  # what is verified where no drafts were made
+        self.prefill_cost = PrefillCost()
         self.sequences: dict[str, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
         self.arrived: deque[Sequence] = deque()

@@ -24,7 +24,7 @@ OUTLIER = 3.0
 """Residuals beyond so many (normal) deviations weigh less, as Huber's loss has it: a pause is no cost of rows."""
 DEVIATION_MIN = 0.01
 """Relative; below it the median deviation of a quiet device would make outliers of everything."""
-PRIOR = 1e-3
+PRIOR = 1e-5
 """Weight, against the measurements', of the belief that all cost is cost of rows. It decides only what steps that are
 all alike leave open, and a chunk's size is then extrapolated as the cautious would."""
 SCALES = np.array([1.0, 2.0**-10, 2.0**-22, 2.0**-20])

@@ -1,6 +1,6 @@
 """The step scheduler of one rank: submit work, cast a ballot, plan a step, commit its result."""
 
-from shoal.engines.config import EngineConfig, Role
+from shoal.engines.config import STEP_TIME_OFF, EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
 from shoal.engines.core.commit import commit_step
 from shoal.engines.core.decode import plan_decode
@@ -17,6 +17,7 @@ from shoal.engines.core.plan import (
     StepResult,
 )
 from shoal.engines.core.prefill import plan_prefill, select, wants_prefill
+from shoal.engines.core.prefill_cost import Chunk
 from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
@@ -208,6 +209,11 @@ class StepScheduler:
         events = commit_step(self._ledger, plan, result, self.eos_token_id)
         self._open = None
         return tuple(events)
+
+    def measured(self, plan: Plan, took_us: float) -> None:
+        """The step of a committed plan took so long: what prefill steps cost is learned from it."""
+        if plan.kind is StepKind.PREFILL and self.config.step_time_us != STEP_TIME_OFF:
+            self._ledger.prefill_cost.measured([Chunk(item.rows, item.start) for item in plan.items], took_us)
 
     # What may be read.
 

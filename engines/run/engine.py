@@ -60,6 +60,7 @@ class Engine:
         self._images = images
         self._saves_grains = saves_grains
         self._held: dict[str, Held] = {}
+        self._last_plan: Plan | None = None
         self._is_stuck = False  # the last step changed nothing, and nothing came in since
 
     def submit(self, request: EngineRequest, now_us: int) -> Accepted | Rejected:
@@ -180,7 +181,7 @@ class Engine:
         """
         if verdict is None:
             verdict = decide((self._scheduler.ballot(now_us),))
-        plan = self._scheduler.plan(verdict, now_us)
+        plan = self._last_plan = self._scheduler.plan(verdict, now_us)
         result = self._runner.run(plan)
         made = progress(plan, result)
         grains, anchors = self._copy_out(plan, made)
@@ -203,6 +204,11 @@ class Engine:
             if isinstance(event, FinishEvent):
                 self._forget(event.request_id)
         return output
+
+    def step_took(self, took_us: float) -> None:
+        """How long the last `step` took, by the caller's clock: the prefill time budget is kept by it."""
+        if self._last_plan is not None:
+            self._scheduler.measured(self._last_plan, took_us)
 
     @property
     def has_work(self) -> bool:

@@ -5,7 +5,11 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shoal.engines.config import STEP_TIME_AUTO, CacheConfig, EngineConfig, Role
+from shoal.engines.core.plan import Accepted, StepKind, StepResult
 from shoal.engines.core.prefill_cost import STEPS_MIN, Chunk, Coefficients, PrefillCost
+from shoal.engines.core.request import EngineRequest, SamplingParams
+from shoal.engines.core.scheduler import StepScheduler
 
 TRUTH = Coefficients(start=2000.0, row=35.0, cached=0.004, pair=0.002)
 
@@ -72,11 +76,11 @@ def test_refuses_what_is_no_time(took: float):
         PrefillCost().measured([Chunk(1, 0)], took)
 
 
-positive = st.floats(0, 1e3, allow_subnormal=False)
+positive = st.just(0.0) | st.floats(1e-6, 1e3)
 
 
 @given(
-    st.builds(Coefficients, st.just(0.0), positive, st.floats(0, 1, allow_subnormal=False), positive),
+    st.builds(Coefficients, st.just(0.0), positive, st.just(0.0) | st.floats(1e-6, 1), positive),
     st.floats(0, 1e9),
     st.integers(0, 1_000_000),
 )
@@ -95,3 +99,61 @@ def test_coefficients_are_never_negative_and_always_finite(seen: list[tuple[int,
     cost = fitted([([Chunk(rows, cached)], took) for rows, cached, took in seen]).coefficients
     assert cost is not None
     assert all(0 <= v < float("inf") for v in cost)
+
+
+class Timed:
+    """A PROMPT scheduler whose steps take what TRUTH says; runs one prompt and tells its chunks."""
+
+    def __init__(self, step_time_us: int, rows_max: int = 2048, blocks: int = 1024) -> None:
+        config = EngineConfig(
+            Role.PROMPT, 100_000, rows_max, step_time_us, 4, cache=CacheConfig(blocks_count=blocks, slots_count=6)
+        )
+        self.scheduler = StepScheduler(config, eos_token_id=1)
+
+    def chunks(self, name: str, tokens: int) -> list[Chunk]:
+        request = EngineRequest(name, (7,) * tokens, tokens, SamplingParams())
+        assert isinstance(self.scheduler.submit(request, 0), Accepted)
+        done: list[Chunk] = []
+        while sum(c.rows for c in done) < tokens:
+            plan = self.scheduler.plan(StepKind.PREFILL, 0)
+            (item,) = plan.items
+            done.append(Chunk(item.rows, item.start))
+            self.scheduler.commit(plan, StepResult([5]), 0)
+            self.scheduler.measured(plan, TRUTH.of(done[-1:]))
+        self.scheduler.release(name)
+        self.scheduler.check()
+        return done
+
+
+def test_chunks_shrink_with_what_is_cached_so_that_steps_keep_to_the_budget():
+    timed = Timed(step_time_us=60_000)
+    first = timed.chunks("learns", 60_000)
+    assert first[0] == Chunk(2048, 0), "nothing is measured yet: rows alone limit the step"
+    later = timed.chunks("knows", 60_000)[:-1]
+    for chunk in later:
+        assert TRUTH.of([chunk]) == pytest.approx(60_000, rel=0.05)
+    assert later[-1].rows < 0.5 * later[0].rows
+
+
+def test_auto_keeps_steps_as_long_as_the_whole_room_takes_without_a_context():
+    timed = Timed(STEP_TIME_AUTO)
+    timed.chunks("learns", 60_000)
+    for chunk in timed.chunks("knows", 60_000)[:-1]:
+        assert TRUTH.of([chunk]) == pytest.approx(TRUTH.of([Chunk(2048, 0)]), rel=0.05)
+
+
+def test_a_budget_below_one_block_still_gets_on():
+    timed = Timed(step_time_us=10)
+    timed.chunks("learns", 30_000)
+    assert {c.rows for c in timed.chunks("knows", 1280)} == {128}
+
+
+def test_two_prompts_share_the_time_of_a_step():
+    timed = Timed(step_time_us=60_000)
+    timed.chunks("learns", 60_000)
+    for name in ("a", "b"):
+        timed.scheduler.submit(EngineRequest(name, (7,) * 1200, 1200, SamplingParams()), 0)
+    plan = timed.scheduler.plan(StepKind.PREFILL, 0)
+    chunks = [Chunk(item.rows, item.start) for item in plan.items]
+    assert len(chunks) == 2
+    assert TRUTH.of(chunks) == pytest.approx(60_000, rel=0.05)
