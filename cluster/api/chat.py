@@ -98,7 +98,10 @@ class ChatDesk:
         """One job and one answer for each choice."""
         jobs = make_jobs(body, prompt, envelope, response_id)
         answers = [
-            Answer(self._codec.tokens, self._codec.decoder(prompt), body.stops, bool(body.logprobs)) for _ in jobs
+            Answer(
+                self._codec.tokens, self._codec.decoder(prompt), body.stops, bool(body.logprobs), body.min_tokens or 0
+            )
+            for _ in jobs
         ]
         self.metrics.prompt_tokens.inc(len(prompt.token_ids))
         self.metrics.prompt_length.observe(len(prompt.token_ids))
@@ -148,8 +151,14 @@ def _sampling(body: ChatBody, tokens_max: int, seed: int) -> SamplingParams:
         min_p=body.min_p or 0.0,
         seed=seed,
         max_tokens=tokens_max,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        min_tokens=body.min_tokens or 0,
+        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
     )
 
 

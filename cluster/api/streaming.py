@@ -125,6 +125,10 @@ class StopMatcher:
             return self._emit(text, start)
         return self._emit(text, len(text) - max(_prefix_at_end(text, stop) for stop in self._stops))
 
+    def let_pass(self, text: str) -> str:
+        """Text in which no stop string counts, nor begins one."""
+        return self._emit(self._held + text, len(self._held) + len(text))
+
     def finish(self) -> str:
         """The answer ended: what was held back was no stop string."""
         return self._emit(self._held, len(self._held))

@@ -11,6 +11,10 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` -1 and `min_p` 0 are off. `logprobs` is the number of alternatives to
     report (None: none, 0: only the sampled token). `seed` is 64 bit and always set: sampling is a pure function
     of (seed, position), so another engine continues the same stream.
+
+    `min_tokens`: neither EOS nor a stop token is chosen before so many output tokens. `logit_bias`: (token id, what is
+    added to its logit). Penalties as OpenAI (presence, frequency: of the output) and vLLM (repetition: of prompt and
+    output) define them; 0, 0 and 1 are off.
     """
 
     temperature: float = 1.0
@@ -22,6 +26,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,11 @@ class Sequence:
             return tuple(self.output[start - split : end - split])
         return given[start:] + tuple(self.output[: end - split])
 
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """Output tokens of the request over all attempts; costs what it returns."""
+        return self.token_slice(self.prompt_len, self.len)
+
     def image_at(self, cut: int) -> ImageSpan | None:
         """The image that a chunk ending at `cut` would divide; a cut at its first position is legal."""
         for span in self.request.images:

@@ -8,6 +8,7 @@ from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
+from shoal.engines.run.penalties import Penalties
 from shoal.engines.run.sampler import sample
 from torch import Tensor
 
@@ -23,6 +24,11 @@ class TokenModel(Protocol):
     @property
     def vocabulary(self) -> int:
         """Token ids are below this."""
+        ...
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends an answer."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:
@@ -41,6 +47,7 @@ class Runner:
         self._model = model
         self._memory = memory
         self._images = images
+        self._penalties = Penalties(model.eos_token_id)
 
     def run(self, plan: Plan) -> StepResult:
         """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
@@ -53,11 +60,21 @@ class Runner:
         rows = last_rows(plan)
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
+        logits = self._penalties.apply(
+            logits,
+            [plan.items[i].sequence.request for i in complete],
+            lambda row: plan.items[complete[row]].sequence.output_ids,
+        )
         return sampled_result(plan.items, complete, logits)
 
     def objection(self, request: EngineRequest) -> str:
         """Why the model cannot read this request's ids, with the rule; "" if it can."""
         limit = self._model.vocabulary
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(request.sampling, name):
+                token = token[0] if isinstance(token, tuple) else token
+                if not 0 <= token < limit:
+                    return f"{name}: {token} must lie in 0..{limit - 1}, the ids of this model's vocabulary"
         if min(request.token_ids, default=0) >= 0 and max(request.token_ids, default=0) < limit:
             return ""
         index, token = next((i, t) for i, t in enumerate(request.token_ids) if not 0 <= t < limit)
