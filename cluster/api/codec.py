@@ -24,8 +24,9 @@ from shoal.cluster.api.images import ImageLimits, ImagePreprocessor, PreparedIma
 from shoal.cluster.api.jobs import Canvas
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.api.splitting import PlainSplitter, RecipeSplitter, Splitter
-from shoal.cluster.api.streaming import Detokeniser, TokenBytes
+from shoal.cluster.api.streaming import Detokeniser
 from shoal.engines.core.request import ImageSpan
+from shoal.engines.grammar.token_bytes import TokenBytes
 from shoal.engines.model.errors import TokenizerError
 
 IMAGE_TOKEN = "<｜deepseek_image｜>"  # the released tokenizer's spelling; deepseek-recipe's own default differs

@@ -6,6 +6,7 @@ from typing import Protocol
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
+from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.sampler import sample
@@ -37,10 +38,13 @@ class TokenModel(Protocol):
 class Runner:
     """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`."""
 
-    def __init__(self, model: TokenModel, memory: DeviceMemory, images: ImageRows) -> None:
+    def __init__(
+        self, model: TokenModel, memory: DeviceMemory, images: ImageRows, constraints: Constraints | None = None
+    ) -> None:
         self._model = model
         self._memory = memory
         self._images = images
+        self._constraints = constraints or Constraints()
 
     def run(self, plan: Plan) -> StepResult:
         """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
@@ -53,7 +57,8 @@ class Runner:
         rows = last_rows(plan)
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
-        return sampled_result(plan.items, complete, logits)
+        failed = tuple(self._constraints.apply([plan.items[i] for i in complete], logits))
+        return sampled_result(plan.items, complete, logits, failed)
 
     def objection(self, request: EngineRequest) -> str:
         """Why the model cannot read this request's ids, with the rule; "" if it can."""
@@ -75,14 +80,17 @@ def last_rows(plan: Plan) -> list[int]:
     return rows
 
 
-def sampled_result(items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor) -> StepResult:
+def sampled_result(
+    items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor, refused: tuple[tuple[str, str], ...] = ()
+) -> StepResult:
     """Sample the completed items (logits [len(complete), vocab]); the others get token 0, which nobody reads.
 
-    The drawn token's position is the item's end: the random stream depends on the seed and on nothing else.
+    `refused` items have failed already. The drawn token's position is the item's end: the random stream depends on the
+    seed and on nothing else.
     """
     tokens = [0] * len(items)
     logprobs: list[TokenLogprobs | None] = [None] * len(items)
-    failed: list[tuple[str, str]] = []
+    failed: list[tuple[str, str]] = [*refused]
     outcomes = sample(logits, [items[i].sampling for i in complete], [items[i].end for i in complete])
     for i, outcome in zip(complete, outcomes, strict=True):
         tokens[i], logprobs[i] = outcome.token_id, outcome.logprobs
