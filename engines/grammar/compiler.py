@@ -14,8 +14,9 @@ from shoal.engines.grammar.token_bytes import TokenBytes
 
 DSML = "｜DSML｜"  # the one special token that is part of a text a grammar can describe: tool calls are written with it
 # White space between JSON's parts: enough for an indented text, and a bound on what a model can go on and on with.
-WHITESPACE_MAX = 64
+WHITESPACE_MAX = 32
 CACHE_BYTES = 256 << 20
+ANY_OBJECT = '{"type":"object"}'
 _PLACE = re.compile(r"^\[[0-9:]+\] \S+: ")
 
 
@@ -44,13 +45,24 @@ def objection(spec: GrammarSpec) -> str:
 
 
 class GrammarCompiler:
-    """Compiles for one tokenizer and vocabulary. Thread safe; xgrammar caches what it compiled, up to `cache_bytes`."""
+    """Compiles for one tokenizer and vocabulary. Thread safe; xgrammar caches what it compiled, up to `cache_bytes`.
 
-    def __init__(self, tokens: TokenBytes, vocabulary: int, eos_token_id: int, cache_bytes: int = CACHE_BYTES) -> None:
+    `whitespace_max`: characters of white space in a row between the parts of JSON.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenBytes,
+        vocabulary: int,
+        eos_token_id: int,
+        cache_bytes: int = CACHE_BYTES,
+        whitespace_max: int = WHITESPACE_MAX,
+    ) -> None:
         self._tokens = tokens
         self._vocabulary = vocabulary
         self._eos = eos_token_id
         self._cache_bytes = cache_bytes
+        self._whitespace_max = whitespace_max
         self._lock = threading.Lock()
         self._compilers: dict[bool, Any] = {}
 
@@ -61,13 +73,13 @@ class GrammarCompiler:
         """
         from xgrammar import GrammarMatcher
 
-        compiler = self._compiler(with_markup=spec.kind is GrammarKind.STRUCTURAL_TAG)
+        compiler, spaces = self._compiler(with_markup=spec.kind is GrammarKind.STRUCTURAL_TAG), self._whitespace_max
         try:
             match spec.kind:
                 case GrammarKind.JSON_SCHEMA:
-                    compiled = compiler.compile_json_schema(spec.text, max_whitespace_cnt=WHITESPACE_MAX)
+                    compiled = compiler.compile_json_schema(spec.text, max_whitespace_cnt=spaces)
                 case GrammarKind.JSON_OBJECT:
-                    compiled = compiler.compile_json_schema('{"type":"object"}', max_whitespace_cnt=WHITESPACE_MAX)
+                    compiled = compiler.compile_json_schema(ANY_OBJECT, max_whitespace_cnt=spaces)
                 case GrammarKind.REGEX:
                     compiled = compiler.compile_regex(spec.text)
                 case GrammarKind.EBNF:

@@ -42,3 +42,8 @@ class GrammarPool:
     def close(self) -> None:
         """Take nothing new; what runs ends by itself."""
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+def no_grammar(spec: GrammarSpec) -> Grammar:
+    """What an engine without a tokenizer compiles: nothing."""
+    raise GrammarError("this engine has no tokenizer to compile it for")

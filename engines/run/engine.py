@@ -69,7 +69,7 @@ class Engine:
         self._memory = memory
         self._images = images
         self._saves_grains = saves_grains
-        self._constraints = constraints or Constraints()
+        self._constraints = Constraints() if constraints is None else constraints
         self._held: dict[str, Held] = {}
         self._is_stuck = False  # the last step changed nothing, and nothing came in since
 

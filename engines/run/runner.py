@@ -44,7 +44,7 @@ class Runner:
         self._model = model
         self._memory = memory
         self._images = images
-        self._constraints = constraints or Constraints()
+        self._constraints = Constraints() if constraints is None else constraints
 
     def run(self, plan: Plan) -> StepResult:
         """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
