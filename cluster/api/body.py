@@ -61,9 +61,15 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     cache_salt: str | None = None
     priority: int | None = None
     traffic_class: TrafficClass | None = None
-    # ---
     response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # ---
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -173,19 +179,6 @@ def _check_unsupported(body: ChatBody) -> None:
             raise _refuse(name, value, f"is not supported; leave it out or send {neutral}")
     if body.logit_bias:
         raise _refuse("logit_bias", body.logit_bias, "is not supported; leave it out")
-    if body.response_format is not None and body.response_format != {"type": "text"}:
-        raise _refuse("response_format", body.response_format, "needs constrained decoding, not available; use text")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise _refuse(
-            "tool_choice", body.tool_choice, "needs constrained decoding, not available; use 'auto' or 'none'"
-        )
-    if body.parallel_tool_calls is False and body.tools:
-        raise _refuse("parallel_tool_calls", False, "needs constrained decoding, not available; leave it out")
-    for index, tool in enumerate(body.tools or ()):
-        function = tool.get("function")
-        if isinstance(function, dict) and function.get("strict"):
-            param = f"tools[{index}].function.strict"
-            raise _refuse(param, True, "needs constrained decoding, not available; leave it out")
 
 
 def _check_message(message: dict[str, Any], param: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class EngineParts:
         self.outbox = Outbox()
         self.sequences = Sequences(group, self.outbox)
         self._reports = Reports(spec, group, self.sequences)
-        self._grammars = built.grammars
+        self._grammars = GrammarPool(built.compiler.compile if built.compiler else no_grammar)
         self.steps = StepLoop(built.engine, self._on_output, end)
         self._transfer = built.transfer
         self.metadata = built.transfer.metadata() if built.transfer else b""
@@ -272,7 +272,8 @@ class EngineParts:
         sequence, spec = state.request.request_id, state.request.grammar
         grammar = None if spec is None else await self._grammars.compile(spec)
         if isinstance(grammar, str):
-            return then(Rejected(sequence, grammar))
+            then(Rejected(sequence, grammar))
+            return
         if (origin := self.sequences.origin(sequence)) is not None:  # its first step may complete a grain
             self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
         await self.steps.call(lambda engine: engine.admit(reservation, state, now_us(), grammar), then)
@@ -359,19 +360,15 @@ class EngineParts:
         }
 
 
+@dataclass(frozen=True, slots=True)
 class Built:
-    """A loaded engine and what a transfer library registered for it."""
+    """A loaded engine, what a transfer library registered for it, and what compiles its requests' grammars."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        memory: DeviceMemory,
-        transfer: Transfer | None,
-        ops: Mapping[str, str],
-        compiler: GrammarCompiler | None = None,
-    ) -> None:
-        self.engine, self.memory, self.transfer, self.implementations = engine, memory, transfer, ops
-        self.grammars = GrammarPool(compiler.compile if compiler else no_grammar)
+    engine: Engine
+    memory: DeviceMemory
+    transfer: Transfer | None
+    implementations: Mapping[str, str]
+    compiler: GrammarCompiler | None = None
 
 
 async def open_parts(spec: ClusterSpec, group: GroupRef, directory: Members, place: Surroundings) -> EngineParts:
@@ -386,8 +383,7 @@ def build(spec: ClusterSpec, group: GroupRef, transfer_of: Callable[[str], Trans
     saves = spec.cluster.store is not None
     engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=saves)
     transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
-    compiler = grammar_compiler(Path(spec.model_dir), model)
-    return Built(engine, memory, transfer, implementations(model), compiler)
+    return Built(engine, memory, transfer, implementations(model), grammar_compiler(Path(spec.model_dir), model))
 
 
 def registered(transfer_of: Callable[[str], Transfer], group: GroupRef, memory: DeviceMemory) -> Transfer:
