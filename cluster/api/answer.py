@@ -8,8 +8,9 @@ from typing import Any
 from shoal.cluster.api.errors import EngineError
 from shoal.cluster.api.jobs import TokenBatch
 from shoal.cluster.api.splitting import Piece, Splitter
-from shoal.cluster.api.streaming import Detokeniser, StopMatcher, TokenBytes
+from shoal.cluster.api.streaming import Detokeniser, StopMatcher
 from shoal.engines.core.request import FinishReason, TokenLogprobs
+from shoal.engines.grammar.token_bytes import TokenBytes
 
 _FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 

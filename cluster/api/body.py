@@ -33,8 +33,7 @@ class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     """Every accepted field; one that is not here is refused by name.
 
-    Fields below the line are accepted because common clients send them. They change nothing, and a value that asks
-    for something this server cannot do is refused (`_check_unsupported`).
+    Fields below the line are accepted because common clients send them. They change nothing, and a value
     """
 
     model: str
@@ -67,9 +66,15 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     cache_salt: str | None = None
     priority: int | None = None
     traffic_class: TrafficClass | None = None
-    # ---
     response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # ---
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -101,7 +106,6 @@ def parse_body(raw: bytes, settings: ApiSettings) -> ChatBody:
         raise BadRequestError("the body is nested too deeply", code="invalid_json") from error
     _check_numbers(body, settings)
     _check_combinations(body, settings)
-    _check_unsupported(body)
     for index, message in enumerate(body.messages):
         _check_message(message, f"messages[{index}]")
     return body
@@ -184,23 +188,6 @@ def _check_combinations(body: ChatBody, settings: ApiSettings) -> None:
         raise _refuse("min_tokens", body.min_tokens, f"must be at most max_tokens = {body.tokens_max}")
     if body.cache_salt is not None and len(body.cache_salt) > 256:
         raise _refuse("cache_salt", body.cache_salt, "must have at most 256 characters")
-
-
-def _check_unsupported(body: ChatBody) -> None:
-    """Refuse by name what would otherwise be ignored silently."""
-    if body.response_format is not None and body.response_format != {"type": "text"}:
-        raise _refuse("response_format", body.response_format, "needs constrained decoding, not available; use text")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise _refuse(
-            "tool_choice", body.tool_choice, "needs constrained decoding, not available; use 'auto' or 'none'"
-        )
-    if body.parallel_tool_calls is False and body.tools:
-        raise _refuse("parallel_tool_calls", False, "needs constrained decoding, not available; leave it out")
-    for index, tool in enumerate(body.tools or ()):
-        function = tool.get("function")
-        if isinstance(function, dict) and function.get("strict"):
-            param = f"tools[{index}].function.strict"
-            raise _refuse(param, True, "needs constrained decoding, not available; leave it out")
 
 
 def _check_message(message: dict[str, Any], param: str) -> None:

@@ -39,6 +39,7 @@ from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 SEND_GRACE_S = 5.0  # how long after the deadline a slow client may still read the end of its answer
+SLOW_FIELDS = (b"image_url", b"response_format", b"structured_outputs", b"guided_", b"tools")  # images, grammars
 SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -74,8 +75,8 @@ class ChatDesk:
         self._places = threading.Semaphore(settings.prepare_queue_max)
 
     async def prepare(self, raw: bytes) -> tuple[ChatBody, Prompt]:
-        """Parse, check and tokenise; long texts and images in a thread, so that streams go on. Raises ApiError."""
-        if len(raw) <= self.settings.inline_body_bytes and b"image_url" not in raw:
+        """Parse, check and tokenise; what takes long goes to a thread, so that streams go on. Raises ApiError."""
+        if len(raw) <= self.settings.inline_body_bytes and not any(name in raw for name in SLOW_FIELDS):
             return self._prepare(raw)
         if not self._places.acquire(blocking=False):
             raise FullError(1.0, "too many large requests are being prepared; retry later")
@@ -130,6 +131,7 @@ def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: s
             client_request_id=envelope.client_request_id,
             choice=choice,
             n=n,
+            grammar=prompt.grammar,
         )
         for choice in range(n)
     ]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal.engines.core.grammar.spec import GrammarSpec
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -62,7 +64,7 @@ class EngineRequest:
     are counted from it, and YOCO truncation keeps `prompt_len - keep` as its first decoder row, so a re-routed
     request computes exactly what the first engine computed. `hit_tokens` (a multiple of the grain) will be
     swapped in from the store before the sequence may run. `checkpoints` are absolute positions where a prefill
-    chunk must end (anchors to save).
+    chunk must end (anchors to save). `grammar` rules the output tokens, those already produced included.
     """
 
     request_id: str
@@ -73,6 +75,7 @@ class EngineRequest:
     hit_tokens: int = 0
     checkpoints: tuple[int, ...] = ()
     arrival_us: int = 0
+    grammar: GrammarSpec | None = None
 
 
 class FinishReason(StrEnum):

@@ -101,6 +101,10 @@ class StepScheduler:
         """As `abort`, for a request that cannot go on: an image or a grammar failed. Reported as ERROR."""
         return self._end(request_id, FinishReason.ERROR, detail)
 
+    def refuse(self, request_id: str, detail: str) -> bool:
+        """As `abort`, for a request that no engine can serve: its grammar is none. Reported as REFUSED."""
+        return self._end(request_id, FinishReason.REFUSED, detail)
+
     def set_constrained(self, request_id: str) -> bool:
         """A grammar constrains the output, and its state cannot be recomputed. False if the request is not here."""
         sequence = self._ledger.sequences.get(request_id)

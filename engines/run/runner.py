@@ -6,6 +6,7 @@ from typing import Protocol
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
+from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.penalties import Penalties
@@ -43,11 +44,14 @@ class TokenModel(Protocol):
 class Runner:
     """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`."""
 
-    def __init__(self, model: TokenModel, memory: DeviceMemory, images: ImageRows) -> None:
+    def __init__(
+        self, model: TokenModel, memory: DeviceMemory, images: ImageRows, constraints: Constraints | None = None
+    ) -> None:
         self._model = model
         self._memory = memory
         self._images = images
         self._penalties = Penalties(model.eos_token_id)
+        self._constraints = Constraints() if constraints is None else constraints
 
     def run(self, plan: Plan) -> StepResult:
         """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
@@ -65,7 +69,8 @@ class Runner:
             [plan.items[i].sequence.request for i in complete],
             lambda row: plan.items[complete[row]].sequence.output_ids,
         )
-        return sampled_result(plan.items, complete, logits)
+        failed = tuple(self._constraints.apply([plan.items[i] for i in complete], logits))
+        return sampled_result(plan.items, complete, logits, failed)
 
     def objection(self, request: EngineRequest) -> str:
         """Why the model cannot read this request's ids, with the rule; "" if it can."""
@@ -92,14 +97,17 @@ def last_rows(plan: Plan) -> list[int]:
     return rows
 
 
-def sampled_result(items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor) -> StepResult:
+def sampled_result(
+    items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor, refused: tuple[tuple[str, str], ...] = ()
+) -> StepResult:
     """Sample the completed items (logits [len(complete), vocab]); the others get token 0, which nobody reads.
 
-    The drawn token's position is the item's end: the random stream depends on the seed and on nothing else.
+    `refused` items have failed already. The drawn token's position is the item's end: the random stream depends on the
+    seed and on nothing else.
     """
     tokens = [0] * len(items)
     logprobs: list[TokenLogprobs | None] = [None] * len(items)
-    failed: list[tuple[str, str]] = []
+    failed: list[tuple[str, str]] = [*refused]
     outcomes = sample(logits, [items[i].sampling for i in complete], [items[i].end for i in complete])
     for i, outcome in zip(complete, outcomes, strict=True):
         tokens[i], logprobs[i] = outcome.token_id, outcome.logprobs
