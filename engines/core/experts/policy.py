@@ -1,9 +1,11 @@
 """Our policy: which experts get replicas and where every place goes, so that the busiest rank of a step is least busy.
 
-Three stages, each over all layers at once; no rank ever holds an expert twice:
+Stages, each over all layers at once; no rank ever holds an expert twice:
 1. Replicas: again and again the expert with the most tokens for each replica gets one more.
 2. Dealing: places, heaviest first, in rounds of one a rank; the heaviest of a round goes to the rank with the least.
 3. Exchange: in many small turns, ranks in pairs swap the two places whose swap makes the pair most alike.
+4. Polish, only where there are few places: any swap that lowers the sum of peaks itself, the best first.
+A layer for which all that is no better than what it has now keeps what it has, and nothing of it moves.
 
 What the exchange makes alike is not one total but a few *modes* of the window: the directions in which the loads of
 its buckets vary most (their principal components, without centring, so that the first is close to the total). Experts
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from shoal.engines.core.experts.placement import Ints, Placement, check_shape
+from shoal.engines.core.experts.placement import Ints, Placement
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -31,6 +33,8 @@ SLOTS_MAX = 12
 FORBIDDEN = np.float32(1e12)
 # A swap must gain more than single precision may invent.
 GAIN_MIN = np.float32(1e-4)
+# Numbers that one step of polishing may compute for a layer (pairs of places x ranks x buckets): some milliseconds.
+POLISH_MAX = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +49,33 @@ class Effort:
     turns_many: int = 48
 
 
-def solve(loads: Ints, ranks: int, extra: int, effort: Effort | None = None) -> Placement:
-    """A placement of `experts + extra` places on `ranks` for loads like `loads`.
+def solve(loads: Ints, current: Placement, effort: Effort | None = None) -> Placement:
+    """The placement to change to from `current` (of no twins) for loads like `loads`.
 
     loads: tokens received [steps or buckets of steps, layers, experts], summed over ranks. Deterministic: every rank
-    that has the same loads computes the same placement. Raises ValueError where no placement exists.
+    that has the same loads computes the same placement. Raises ValueError for loads of another shape.
     """
-    if loads.ndim != 3 or 0 in loads.shape:
-        raise ValueError(f"loads has shape {list(loads.shape)}, needs [steps, layers, experts], none of them 0")
+    if loads.shape[1:] != current.counts.shape or not len(loads):
+        raise ValueError(
+            f"loads has shape {list(loads.shape)}, needs [steps, layers, experts] = [1 or more, "
+            f"{current.layers}, {current.expert_count}] as the current placement has"
+        )
+    assert not current.twins(), f"twins (layer, rank, expert) before solving: {current.twins()[:5]}"
     effort = effort or Effort()
-    check_shape(loads.shape[2], extra, ranks)
+    ranks, extra = current.ranks, current.experts.shape[1] - current.expert_count
     buckets = in_buckets(loads)
     totals = buckets.sum(0, dtype=np.float64)
     counts = replicas(totals, extra, ranks)
     places, weights = by_weight(totals, counts)
-    dealt = deal(places, weights, ranks)
-    placed = exchange(dealt, (in_modes(buckets, effort.modes) / counts).astype(np.float32), effort)
-    better = smaller_peaks(dealt, placed, (buckets / counts).astype(np.float32))
-    return Placement.of(better.reshape(len(better), -1), ranks, loads.shape[2])
+    modes = (in_modes(buckets, effort.modes) / counts).astype(np.float32)
+    placed = exchange(deal(places, weights, ranks), modes, effort)
+    each = (buckets / counts).astype(np.float32)
+    if placed[0].size ** 2 * ranks * len(buckets) <= POLISH_MAX:
+        placed = np.stack([polish(placed[layer], each[:, layer]) for layer in range(len(placed))])
+    before = peaks(current.by_rank(), (buckets / current.counts).astype(np.float32))
+    is_better = peaks(placed, each) < before
+    chosen = np.where(is_better[:, None, None], placed, current.by_rank())
+    return Placement.of(chosen.reshape(len(chosen), -1), ranks, current.expert_count)
 
 
 def in_buckets(loads: Ints) -> Ints:
@@ -151,13 +164,38 @@ def exchange(dealt: Int32, each: Float32, effort: Effort) -> Int32:
     return columns.experts.T.reshape(layers, ranks, size)
 
 
-def smaller_peaks(one: Int32, other: Int32, each: Float32) -> Int32:
-    """For each layer the one of two placements with the smaller sum over buckets of the busiest rank's load."""
-    peaks = []
-    for placed in (one, other):
-        rows = np.arange(len(placed))[:, None, None]
-        peaks.append(each[:, rows, placed].sum(-1).max(-1).sum(0))
-    return np.where((peaks[0] < peaks[1])[:, None, None], one, other)
+def polish(placed: Int32, each: Float32) -> Int32:
+    """Swap two places of one layer as long as that lowers the sum of peaks; experts [ranks, places of a rank].
+
+    each: one replica's load [buckets, experts].
+    """
+    ranks, size = placed.shape
+    experts = placed.ravel().copy()
+    rank_of = np.repeat(np.arange(ranks), size)
+    other, mine = np.nonzero(rank_of[:, None] < rank_of)
+    at = np.arange(len(mine))
+    for _ in range(len(experts)):
+        held = np.zeros((ranks, each.shape[1]), dtype=bool)
+        held[rank_of, experts] = True
+        sums = each[:, experts].reshape(len(each), ranks, size).sum(-1)
+        change = (each[:, experts[other]] - each[:, experts[mine]]).T
+        after = np.repeat(sums.T[None], len(mine), axis=0)
+        after[at, rank_of[mine]] += change
+        after[at, rank_of[other]] -= change
+        totals = after.max(1).sum(-1)
+        totals[held[rank_of[mine], experts[other]] | held[rank_of[other], experts[mine]]] = np.inf
+        best = int(totals.argmin()) if len(totals) else 0
+        if not len(totals) or totals[best] >= sums.max(1).sum() * (1 - 1e-6):
+            break
+        experts[[mine[best], other[best]]] = experts[[other[best], mine[best]]]
+    return experts.reshape(ranks, size)
+
+
+def peaks(placed: Int32, each: Float32) -> Float32:
+    """Sum over buckets of the busiest rank's load, by layer; each: one replica's load [buckets, layers, experts]."""
+    rows = np.arange(len(placed))[:, None, None]
+    sums: Float32 = each[:, rows, placed].sum(-1).max(-1).sum(0)
+    return sums
 
 
 def _slots(turn: int, size: int) -> Slots:

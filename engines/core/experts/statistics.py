@@ -13,8 +13,8 @@ class LoadWindow:
     """Tokens received by experts over the last `window` steps, kept as sums of `buckets` parts of the window.
 
     A window of 1,000 steps of 40 x 384 experts is 61 MB as counts and 3 MB as 25 buckets; a policy that looks for what
-    repeats has no use for single steps. While a bucket fills, the oldest may already be gone: the window covers
-    between `window` minus one bucket and `window` steps.
+    repeats has no use for single steps. The window is rounded up to whole buckets; when the newest bucket begins, the
+    oldest goes as a whole.
     """
 
     def __init__(self, window: int, layers: int, experts: int, buckets: int) -> None:
