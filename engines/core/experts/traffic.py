@@ -23,7 +23,7 @@ class TrafficShape:
     experts: int
     choices: int
     zipf: float = 0.6
-    topics: int = 8
+    topics: int = 16
     topic_spread: float = 0.4
     topic_swing: float = 0.3
     topic_steps: float = 200.0
