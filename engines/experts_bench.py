@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from statistics import median
 
@@ -80,9 +80,9 @@ def cases() -> tuple[Case, ...]:
     decode, prefill = 64 * 275 * TOP, 8 * 8_192 * TOP
     calm = TrafficShape(LAYERS, EXPERTS, decode)
     bursts = TrafficShape(LAYERS, EXPERTS, prefill, topic_swing=1.0, topic_steps=5)
-    hard = {"zipf": 0.8, "topics": 32, "topic_spread": 0.6, "drift": 0.25}
-    restless = TrafficShape(LAYERS, EXPERTS, decode, topic_swing=1.0, topic_steps=100, **hard)  # type: ignore[arg-type]
-    stormy = TrafficShape(LAYERS, EXPERTS, prefill, topic_swing=1.5, topic_steps=5, **hard)  # type: ignore[arg-type]
+    hard = TrafficShape(LAYERS, EXPERTS, decode, zipf=0.8, topics=32, topic_spread=0.6, drift=0.25)
+    restless = replace(hard, topic_swing=1.0, topic_steps=100)
+    stormy = replace(hard, choices=prefill, topic_swing=1.5, topic_steps=5)
     return (
         Case("EP64 + 1", calm, 64, 1, 1_000, goal=1.09),
         Case("EP8 + 4", bursts, 8, 4, 100, goal=1.06),

@@ -41,12 +41,14 @@ POLISH_MAX = 300_000
 class Effort:
     """How long the exchange looks for something better. Defaults: measured, `python -m shoal.engines.experts_bench`.
 
-    `turns` where one turn sees every slot of a rank, `turns_many` where ranks have more slots than that.
+    `turns` where one turn sees every slot of a rank, `turns_many` where ranks have more slots than that. `unrest`
+    multiplies all modes but the first: what varied within one window varies more from one window to the next.
     """
 
     modes: int = 8
-    turns: int = 16
+    turns: int = 20
     turns_many: int = 48
+    unrest: float = 2.0
 
 
 def solve(loads: Ints, current: Placement, effort: Effort | None = None) -> Placement:
@@ -67,8 +69,9 @@ def solve(loads: Ints, current: Placement, effort: Effort | None = None) -> Plac
     totals = buckets.sum(0, dtype=np.float64)
     counts = replicas(totals, extra, ranks)
     places, weights = by_weight(totals, counts)
-    modes = (in_modes(buckets, effort.modes) / counts).astype(np.float32)
-    placed = exchange(deal(places, weights, ranks), modes, effort)
+    modes = in_modes(buckets, effort.modes)
+    modes[1:] *= effort.unrest
+    placed = exchange(deal(places, weights, ranks), (modes / counts).astype(np.float32), effort)
     each = (buckets / counts).astype(np.float32)
     if placed[0].size ** 2 * ranks * len(buckets) <= POLISH_MAX:
         placed = np.stack([polish(placed[layer], each[:, layer]) for layer in range(len(placed))])
