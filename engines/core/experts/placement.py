@@ -1,5 +1,6 @@
 """Where the experts of all layers lie: which expert a place holds, and which places hold an expert."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,18 @@ class Placement:
     def expert_count(self) -> int:
         """Logical experts of a layer."""
         return int(self.counts.shape[1])
+
+    def with_layers(self, other: "Placement", layers: Sequence[int]) -> "Placement":
+        """This placement with some layers as `other`, of the same shape, has them."""
+        width = max(self.places.shape[2], other.places.shape[2])
+        mine, theirs = (
+            np.pad(one.places, ((0, 0), (0, 0), (0, width - one.places.shape[2])), constant_values=-1)
+            for one in (self, other)
+        )
+        tables = [self.experts.copy(), mine, self.counts.copy()]
+        for table, new in zip(tables, (other.experts, theirs, other.counts), strict=True):
+            table[list(layers)] = new[list(layers)]
+        return Placement(tables[0], tables[1], tables[2], self.ranks)
 
     def by_rank(self) -> Int32:
         """The same experts as [layers, ranks, places of a rank]."""

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from shoal.engines.core.experts.moves import Copy, MovePlan, Transfer, plan_moves, serving_sender
 from shoal.engines.core.experts.placement import Placement
 from shoal.engines.core.experts.policy import solve
+from shoal.engines.core.experts.published import solve_published
+from shoal.engines.core.experts.schedule import schedule
 from shoal.engines.core.experts.traffic import TrafficShape, windows
 
 
@@ -58,6 +60,50 @@ def test_layers_can_be_planned_one_at_a_time(pair):
     parts = [plan_moves(old, new, (layer,)) for layer in range(old.layers)]
     assert whole.transfers == tuple(t for part in parts for t in part.transfers)
     assert whole.copies == tuple(c for part in parts for c in part.copies)
+
+
+@given(pairs(), st.integers(1, 10), st.integers(1, 25))
+@settings(max_examples=200, deadline=None)
+def test_a_schedule_carries_every_byte_once_within_the_budget(pair, expert_bytes, budget):
+    old, new = pair
+    plan = plan_moves(old, new)
+    batches = schedule(plan, expert_bytes, budget)
+    carried = dict.fromkeys(plan.transfers, 0)
+    for batch in batches:
+        for rank in range(old.ranks):
+            assert sum(p.length for p in batch.pieces if p.transfer.sender == rank) <= budget
+            assert sum(p.length for p in batch.pieces if p.transfer.receiver == rank) <= budget
+        for piece in batch.pieces:
+            assert piece.transfer.layer == batch.layer
+            assert piece.first == carried[piece.transfer], "the bytes of an expert travel in order"
+            carried[piece.transfer] += piece.length
+        assert batch.pieces or batch.completes_layer, "an empty batch is only for a layer of copies"
+    assert set(carried.values()) <= {expert_bytes}
+    whole = [batch.layer for batch in batches if batch.completes_layer]
+    assert whole == sorted({move.layer for move in (*plan.transfers, *plan.copies)})
+    assert [batch.layer for batch in batches] == sorted(batch.layer for batch in batches)
+
+
+def test_a_schedule_uses_its_budget():
+    """Two disjoint pairs of ranks work at once; an expert larger than the budget takes several steps."""
+    old = Placement.of(np.array([[0, 1, 2, 3]]), 4, 4)
+    new = Placement.of(np.array([[1, 0, 3, 2]]), 4, 4)
+    batches = schedule(plan_moves(old, new), expert_bytes=10, step_bytes_max=4)
+    assert [[piece.length for piece in batch.pieces] for batch in batches] == [[4] * 4, [4] * 4, [2] * 4]
+    assert [batch.completes_layer for batch in batches] == [False, False, True]
+    with pytest.raises(ValueError, match="step_bytes_max = 0 and expert_bytes = 10 must be at least 1"):
+        schedule(plan_moves(old, new), 10, 0)
+
+
+def test_layers_change_one_by_one():
+    """Tables of different widths: the published policy's are wider than ours."""
+    old = Placement.start(3, 4, 2, 2)
+    new = solve_published(np.array([[[9, 1, 1, 1]] * 3]), 2, 2)
+    mixed = old.with_layers(new, (1,))
+    mixed.check(allows_twins=True)
+    assert np.array_equal(mixed.experts[[0, 2]], old.experts[[0, 2]])
+    assert np.array_equal(mixed.experts[1], new.experts[1])
+    assert np.array_equal(mixed.with_layers(new, (0, 2)).places, new.places)
 
 
 def test_equal_placements_move_nothing():
