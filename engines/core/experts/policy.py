@@ -1,9 +1,11 @@
 """Our policy: which experts get replicas and where every place goes, so that the busiest rank of a step is least busy.
 
 Stages, each over all layers at once; no rank ever holds an expert twice:
-1. Replicas: again and again the expert with the most tokens for each replica gets one more.
-2. Dealing: places, heaviest first, in rounds of one a rank; the heaviest of a round goes to the rank with the least.
-3. Exchange: in many small turns, ranks in pairs swap the two places whose swap makes the pair most alike.
+1. Replicas: again and again the expert with the most tokens for each replica gets one more (`replicate`).
+2. A first placement: the present one with just those replicas changed. Where that is far from balance it is dealt
+   anew: places, heaviest first, in rounds of one a rank; the heaviest of a round goes to the rank with the least.
+3. Exchange: in many small turns, ranks in pairs swap the two places whose swap makes the pair most alike. A swap that
+   would hardly be noticed is not made, for it moves weights.
 4. Polish, only where there are few places: any swap that lowers the sum of peaks itself, the best first.
 A layer for which all that is no better than what it has now keeps what it has, and nothing of it moves.
 
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from shoal.engines.core.experts.placement import Ints, Placement
+from shoal.engines.core.experts.replicate import replicas, with_replicas
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -31,8 +34,6 @@ BUCKETS = 25
 SLOTS_MAX = 12
 # More than any squared load, in units of the mean load of an expert: such a swap is never the best.
 FORBIDDEN = np.float32(1e12)
-# A swap must gain more than single precision may invent.
-GAIN_MIN = np.float32(1e-4)
 # Numbers that one step of polishing may compute for a layer (pairs of places x ranks x buckets): some milliseconds.
 POLISH_MAX = 300_000
 
@@ -42,13 +43,17 @@ class Effort:
     """How long the exchange looks for something better. Defaults: measured, `python -m shoal.engines.experts_bench`.
 
     `turns` where one turn sees every slot of a rank, `turns_many` where ranks have more slots than that. `unrest`
-    multiplies all modes but the first: what varied within one window varies more from one window to the next.
+    multiplies all modes but the first: what varied within one window varies more from one window to the next. A swap
+    must matter as much as one that takes the share `swap_min` of the mean load from a rank that has so much too many.
+    Layers whose busiest rank has more than `deal_above` times the mean load are dealt anew.
     """
 
     modes: int = 8
     turns: int = 20
     turns_many: int = 48
     unrest: float = 2.0
+    swap_min: float = 0.005
+    deal_above: float = 1.3
 
 
 def solve(loads: Ints, current: Placement, effort: Effort | None = None) -> Placement:
@@ -68,10 +73,12 @@ def solve(loads: Ints, current: Placement, effort: Effort | None = None) -> Plac
     buckets = in_buckets(loads)
     totals = buckets.sum(0, dtype=np.float64)
     counts = replicas(totals, extra, ranks)
-    places, weights = by_weight(totals, counts)
+    first = _first_placement(current, counts, totals, effort.deal_above)
     modes = in_modes(buckets, effort.modes)
     modes[1:] *= effort.unrest
-    placed = exchange(deal(places, weights, ranks), (modes / counts).astype(np.float32), effort)
+    # Squared, in the units of the modes, whose first is the square root of the number of buckets times the mean.
+    gain_min = len(buckets) * (effort.swap_min * current.expert_count / ranks) ** 2
+    placed = exchange(first, (modes / counts).astype(np.float32), effort, gain_min)
     each = (buckets / counts).astype(np.float32)
     if placed[0].size ** 2 * ranks * len(buckets) <= POLISH_MAX:
         placed = np.stack([polish(placed[layer], each[:, layer]) for layer in range(len(placed))])
@@ -79,6 +86,16 @@ def solve(loads: Ints, current: Placement, effort: Effort | None = None) -> Plac
     is_better = peaks(placed, each) < before
     chosen = np.where(is_better[:, None, None], placed, current.by_rank())
     return Placement.of(chosen.reshape(len(chosen), -1), ranks, current.expert_count)
+
+
+def _first_placement(current: Placement, counts: Int64, totals: Float64, deal_above: float) -> Int32:
+    each = totals / counts
+    placed, is_usable = with_replicas(current, counts, each)
+    loads = each[np.arange(len(placed))[:, None, None], placed].sum(-1)
+    is_usable &= loads.max(1) <= deal_above * loads.mean(1)
+    if not is_usable.all():
+        placed[~is_usable] = deal(*by_weight(totals[~is_usable], counts[~is_usable]), current.ranks)
+    return placed
 
 
 def in_buckets(loads: Ints) -> Ints:
@@ -97,21 +114,6 @@ def in_modes(buckets: Ints, modes: int) -> Float32:
     flat /= max(float(flat.mean()), 1e-30)
     _, directions = np.linalg.eigh(flat @ flat.T)
     return (directions[:, ::-1][:, :modes].T @ flat).reshape(-1, *buckets.shape[1:])
-
-
-def replicas(totals: Float64, extra: int, ranks: int) -> Int64:
-    """Replicas of each expert [layers, experts]: one each and `extra` more, at most one a rank."""
-    layers = np.arange(len(totals))
-    counts = np.ones(totals.shape, dtype=np.int64)
-    # A little for everybody: without tokens, replicas spread over the experts.
-    totals = totals + max(float(totals.mean()), 1.0) * 1e-6
-    each = totals.copy()
-    for _ in range(extra):
-        most = each.argmax(1)
-        counts[layers, most] += 1
-        have = counts[layers, most]
-        each[layers, most] = np.where(have < ranks, totals[layers, most] / have, -1.0)
-    return counts
 
 
 def by_weight(totals: Float64, counts: Int64) -> tuple[Int32, Float64]:
@@ -148,11 +150,12 @@ def deal(places: Int32, weights: Float64, ranks: int) -> Int32:
     return dealt
 
 
-def exchange(dealt: Int32, each: Float32, effort: Effort) -> Int32:
+def exchange(dealt: Int32, each: Float32, effort: Effort, gain_min: float) -> Int32:
     """Swap places between paired ranks for some turns; experts [layers, ranks, places of a rank].
 
     each: modes of one replica's load [modes, layers, experts]. Every swap lowers the squared loads, summed over ranks
-    and modes. A rank of a layer is a column here: arrays end in layers x ranks, so that each step is one operation.
+    and modes, by more than twice `gain_min`. A rank of a layer is a column here: arrays end in layers x ranks, so that
+    each step is one operation.
     """
     layers, ranks, size = dealt.shape
     columns = _Columns(dealt, each)
@@ -163,7 +166,7 @@ def exchange(dealt: Int32, each: Float32, effort: Effort) -> Int32:
         mode = 0 if turn < 3 or turn % 2 == 0 else 1 + turn // 2 % max(len(each) - 1, 1)
         order = np.argsort(columns.sums[mode % len(each)].reshape(layers, ranks), axis=1) + first
         light, heavy = order[:, : ranks // 2], order[:, ::-1][:, : ranks // 2]
-        columns.swap((heavy.ravel(), light.ravel()), _slots(turn, size))
+        columns.swap((heavy.ravel(), light.ravel()), _slots(turn, size), gain_min)
     return columns.experts.T.reshape(layers, ranks, size)
 
 
@@ -223,8 +226,8 @@ class _Columns:
         self.holds = np.zeros((layers * ranks, each.shape[2]), dtype=bool)
         self.holds[np.arange(layers * ranks), self.experts] = True
 
-    def swap(self, pairs: tuple[Int64, Int64], slots: Slots) -> None:
-        """Make the best swap of each pair of columns (no column in two pairs), where there is a good one.
+    def swap(self, pairs: tuple[Int64, Int64], slots: Slots, gain_min: float) -> None:
+        """Make the best swap of each pair of columns (no column in two pairs), if it gains more than `gain_min`.
 
         With d = yours - mine and D = my sum - your sum, a swap adds 2 (|d|^2 + d.D) to the squares. Taken apart, that
         is a term of my slot, a term of yours and one product, the only part to be computed for pairs of slots.
@@ -244,7 +247,7 @@ class _Columns:
             change -= np.multiply(mine[mode][:, None], yours[mode][None], out=product)
         flat = change.reshape(-1, len(left))
         best = flat.argmin(0)
-        is_good = flat[best, np.arange(len(left))] < -GAIN_MIN
+        is_good = flat[best, np.arange(len(left))] < -gain_min
         give_slot, take_slot = np.divmod(best[is_good], len(take))
         self._swap((give_slot + slots[0].start, left[is_good]), (take_slot + slots[1].start, right[is_good]))
 

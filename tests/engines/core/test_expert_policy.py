@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shoal.engines.core.experts.placement import Placement, extra_places, replica_index
 from shoal.engines.core.experts.policy import BUCKETS, SLOTS_MAX, Effort, deal, in_buckets, solve
 from shoal.engines.core.experts.published import solve_published
+from shoal.engines.core.experts.replicate import replicas, with_replicas
 from shoal.engines.core.experts.traffic import TrafficShape, windows
 
 SMALL = TrafficShape(layers=3, experts=48, choices=4_000, topics=4, topic_steps=20)
@@ -132,6 +133,46 @@ def test_dealing_keeps_replicas_apart():
     weights = np.array([[9.0, 8.0, 5.0, 5.0, 5.0, 1.0, 1.0, 1.0]])
     dealt = deal(places, weights, 4)
     assert all(len(set(rank)) == 2 for rank in dealt[0].tolist())
+
+
+@given(cases(), st.integers(0, 2**32 - 1))
+@settings(max_examples=300, deadline=None)
+def test_only_replicas_change_when_only_replicas_should(case, seed):
+    """From any placement to any numbers of replicas; what fails is said, and rare."""
+    loads, ranks, extra = case
+    layers, experts = loads.shape[1:]
+    random = np.random.default_rng(seed)
+    current = solve(random.integers(0, 1_000, loads.shape), Placement.start(layers, experts, extra, ranks))
+    totals = loads.sum(0) + 1.0
+    counts = replicas(totals, extra, ranks)
+    placed, is_done = with_replicas(current, counts, totals / counts)
+    event("all layers done" if is_done.all() else "a layer has to be dealt anew")
+    for layer in np.flatnonzero(is_done):
+        after = Placement.of(placed[layer].reshape(1, -1), ranks, experts)
+        after.check()
+        assert np.array_equal(after.counts[0], counts[layer])
+        if np.array_equal(counts[layer], current.counts[layer]):
+            assert np.array_equal(after.experts[0], current.experts[layer])
+
+
+def test_room_is_made_where_only_holders_have_some():
+    """Rank 0 gives up expert 3 and holds 0 already; so 0 comes to another rank, and what was there to rank 0."""
+    current = Placement.of(np.array([[0, 3, 1, 3, 2, 4]]), 3, 5)
+    counts = np.array([[2, 1, 1, 1, 1]])
+    placed, is_done = with_replicas(current, counts, np.array([[5.0, 1.0, 1.0, 9.0, 1.0]]))
+    assert is_done.all()
+    after = Placement.of(placed.reshape(1, -1), 3, 5)
+    after.check()
+    assert after.counts.tolist() == counts.tolist()
+
+
+def test_little_drift_moves_little():
+    first, second = (w for w, _ in zip(windows(SMALL, 100, seed=5), range(2), strict=False))
+    before = solve(first, Placement.start(3, 48, 8, 8))
+    after = solve(second, before)
+    anew = solve(second, before, Effort(deal_above=0.0))
+    assert (after.experts != before.experts).mean() < 0.5 < (anew.experts != before.experts).mean()
+    assert peaks(after, second).sum() < 1.01 * peaks(anew, second).sum()
 
 
 def test_same_loads_same_placement():
