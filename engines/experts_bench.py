@@ -26,7 +26,7 @@ from shoal.engines.core.experts.traffic import TrafficShape, windows
 
 LAYERS, EXPERTS, TOP = 40, 384, 6
 SOLVE_GOAL_MS = 50.0
-REPEATS = 15
+REPEATS = 40
 Window = NDArray[np.int32]
 
 
@@ -139,7 +139,8 @@ def balance_figures(case: Case, seed: int, windows_count: int) -> list[Figure]:
     ]
     return [
         *figures,
-        Figure(f"{case.name}: places filled from another rank", float(np.mean(moved)), ""),
+        Figure(f"{case.name}: places filled from another rank, first time", moved[0], ""),
+        *(Figure(f"{case.name}: places filled from another rank, later", median(moved[1:]), "") for _ in moved[1:2]),
         Figure(f"{case.name}: published policy, time to solve", median(published_s), "s"),
     ]
 
@@ -147,8 +148,8 @@ def balance_figures(case: Case, seed: int, windows_count: int) -> list[Figure]:
 def time_figures(case: Case, seed: int) -> list[Figure]:
     """Milliseconds of one solve of all layers from a kept window, and of the plan of moves; one core.
 
-    `anew`: from the start placement; `next`: from what was solved one window earlier. Processor time is what it takes
-    where nothing else runs; the best wall time can only be more.
+    `anew`: from the start placement; `next`: from what was solved one window earlier. The least processor time of many
+    repetitions is nearest to what it takes where nothing else runs; other work on the machine only adds to it.
     """
     first, second = (bucketed(w, case.window) for w in islice(windows(case.shape, case.window, seed), 2))
     start = Placement.start(LAYERS, EXPERTS, case.extra, case.ranks)
@@ -194,14 +195,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _times_ms(call: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Best wall time and median processor time of a call."""
+    """Least wall and least processor time of a call."""
     wall, processor = [], []
     for _ in range(repeats):
         began, worked = time.perf_counter(), time.process_time()
         call()
         wall.append((time.perf_counter() - began) * 1e3)
         processor.append((time.process_time() - worked) * 1e3)
-    return min(wall), median(processor)
+    return min(wall), min(processor)
 
 
 if __name__ == "__main__":

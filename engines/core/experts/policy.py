@@ -49,8 +49,8 @@ class Effort:
     """
 
     modes: int = 8
-    turns: int = 20
-    turns_many: int = 48
+    turns: int = 14
+    turns_many: int = 28
     unrest: float = 2.0
     swap_min: float = 0.005
     deal_above: float = 1.3
