@@ -44,10 +44,12 @@ def plan_decode(ledger: Ledger, verify: VerifyChooser | None = None) -> DecodePl
     ledger.running = scheduled
     assert len(scheduled) <= ledger.config.sequences_max, f"{len(scheduled)} sequences in a decode step"
     rows = _rows(scheduled, ledger.rules.drafts, verify)
+    most = 1 + ledger.rules.drafts  # tokens that an open step may bring
     items = []
     for sequence, count in zip(scheduled, rows, strict=True):
         read_slot = sequence.draft_slot if sequence.has_draft_info else 0
-        items.append(PlanItem(sequence, sequence.cached, count, True, read_slot, sequence.draft_slot))
+        start = sequence.cached + sequence.open_steps * most
+        items.append(PlanItem(sequence, start, count, True, read_slot, sequence.draft_slot))
         sequence.has_draft_info = False
         sequence.schedule_count += 1
     return DecodePlan(items, finished, dropped, preempted)
@@ -91,7 +93,8 @@ def _keep_in_blocks(ledger: Ledger, candidates: list[Sequence]) -> tuple[list[Se
     longest, behind = 0, len(candidates)
     while longest < behind:
         sequence = candidates[behind - 1]
-        short = sequence.len + drafts > len(sequence.block_table) * block_tokens
+        needed = sequence.len + sequence.open_steps * (1 + drafts) + drafts
+        short = needed > len(sequence.block_table) * block_tokens
         wanted = 1 if short or not on_need else 0
         while pool.free_count < wanted and behind - longest > 1:
             victims.append(_preempt(ledger, candidates[longest]))
@@ -102,10 +105,19 @@ def _keep_in_blocks(ledger: Ledger, candidates: list[Sequence]) -> tuple[list[Se
             if short:
                 sequence.block_table += pool.allocate(1)
                 room = len(sequence.block_table) * block_tokens
-                assert sequence.len + drafts <= room, f"{sequence.request_id}: {sequence.len} tokens, room for {room}"
+                assert needed <= room, f"{sequence.request_id}: {needed} tokens, room for {room}"
+            elif needed <= (len(sequence.block_table) - 1) * block_tokens:
+                _free_surplus(ledger, sequence, needed)
             scheduled.append(sequence)
         behind -= 1
     return scheduled, victims
+
+
+def _free_surplus(ledger: Ledger, sequence: Sequence, needed: int) -> None:
+    """Give back blocks that were taken ahead for drafts which were not accepted; no open step reaches into them."""
+    keep = ledger.blocks_of(needed)
+    ledger.blocks.free(sequence.block_table[keep:])
+    sequence.block_table = sequence.block_table[:keep]
 
 
 def _preempt(ledger: Ledger, sequence: Sequence) -> Sequence:

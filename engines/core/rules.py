@@ -23,6 +23,8 @@ class SchedulingRules:
     `charge_whole_prompt`: charge a chunk's whole prompt against `sum_k_max` instead of the keys it attends.
     `refuse_at_submit`: say at once that a request can never be served. `preempt_on_need`: a decode sequence that
     needs no block preempts nobody. `count_handoffs`: a prompt waiting for its hand-off counts as running.
+
+    `pipelined`: a decode step may be planned while the one before it is open (zero-overhead scheduling, notes 6).
     """
 
     all_interval: int = 70
@@ -40,6 +42,7 @@ class SchedulingRules:
     refuse_at_submit: bool = True
     preempt_on_need: bool = True
     count_handoffs: bool = False
+    pipelined: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, the value and the rule."""

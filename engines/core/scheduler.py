@@ -1,8 +1,10 @@
 """The step scheduler of one rank: submit work, cast a ballot, plan a step, commit its result."""
 
+from collections.abc import Sequence as Seq
+
 from shoal.engines.config import EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
-from shoal.engines.core.commit import commit_step
+from shoal.engines.core.commit import collect, commit_step
 from shoal.engines.core.decode import plan_decode
 from shoal.engines.core.drafts import VerifyChooser
 from shoal.engines.core.ledger import Ledger
@@ -22,6 +24,7 @@ from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
 from shoal.engines.core.submit import objection
 from shoal.engines.core.vote import Point, point_of
+from shoal.engines.core.zos_fixup import fix_up
 
 VERDICT_OF_ROLE = {Role.PROMPT: StepKind.PREFILL, Role.COMPLETION: StepKind.DECODE}
 
@@ -29,8 +32,10 @@ VERDICT_OF_ROLE = {Role.PROMPT: StepKind.PREFILL, Role.COMPLETION: StepKind.DECO
 class StepScheduler:
     """ballot -> vote (shell: `vote.decide(ballots of all ranks)`) -> plan -> run (shell) -> commit.
 
-    Not thread safe: one task owns it. A plan must be committed before the next is made. Every request that was
-    accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and `release`.
+    Not thread safe: one task owns it. A plan must be committed before the next is made; with `rules.pipelined` one
+    step, of any kind, may be planned behind an open decode step: plan N (behind N-1), launch N, commit N-1, fix_up N,
+    sample N. Whatever is copied out of memory for step N-1 is copied, in device order, before N writes. Every request
+    that was accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and `release`.
     Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
     `has_work` must go on stepping.
     """
@@ -57,8 +62,9 @@ class StepScheduler:
         self._ledger = Ledger(config, rules)
         self._swapping = Swapping(self._ledger)
         self._receiving = Receiving(self._ledger)
-        self._open: Plan | None = None
+        self._open: list[Plan] = []  # oldest first, at most two
         self._steps = 0
+        self._collected = 0  # the last step whose finished sequences were freed
 
     # Work comes in, and goes before its time.
 
@@ -171,14 +177,14 @@ class StepScheduler:
 
     def plan(self, verdict: StepKind, now_us: int) -> Plan:
         """Take memory for the next step and say what to compute. Raises ValueError for a verdict against the role."""
-        assert self._open is None, f"step {self._steps} is open: commit it before planning another"
+        assert self.may_plan, f"step {self._steps} is open: commit it before planning another"
         if VERDICT_OF_ROLE.get(self.config.role, verdict) is not verdict:
             raise ValueError(f"a {self.config.role} engine cannot plan a {verdict} step")
         self._steps += 1
         if verdict is StepKind.PREFILL:
             self._ledger.decode_step = 0
             prefill = plan_prefill(self._ledger)
-            self._open = Plan(
+            plan = Plan(
                 self._steps,
                 verdict,
                 tuple(prefill.items),
@@ -189,27 +195,70 @@ class StepScheduler:
         else:
             self._ledger.decode_step += 1
             decode = plan_decode(self._ledger, self._verify)
-            self._open = Plan(
+            plan = Plan(
                 self._steps,
                 verdict,
                 tuple(decode.items),
                 tuple(decode.finished),
                 tuple(decode.dropped),
                 tuple(decode.preempted),
+                behind=self._open[0].step if self._open else 0,
             )
-        return self._open
+        self._open.append(plan)
+        return plan
 
     def commit(self, plan: Plan, result: StepResult, now_us: int) -> tuple[Event, ...]:
-        """Apply the result of the open plan; afterwards its items are stale.
+        """Apply the result of the oldest open plan; afterwards its items are stale.
 
         Raises ValueError, and changes nothing, if the result does not fit the plan.
         """
-        assert plan is self._open, f"step {plan.step} is not the open one"
-        events = commit_step(self._ledger, plan, result, self.eos_token_id)
-        self._open = None
+        assert self._open, f"step {plan.step} is not the open one"
+        assert plan is self._open[0], f"step {plan.step} is not the oldest open one, that is {self._open[0].step}"
+        assert not plan.behind, f"step {plan.step} was planned behind {plan.behind}: fix it up first"
+        done = commit_step(self._ledger, plan, result, self.eos_token_id)
+        events = [*self._collect(plan), *done]
+        del self._open[0]
+        for later in self._open:
+            events += self._collect(later)
         return tuple(events)
 
+    def fix_up(self, plan: Plan, rows: Seq[int] | None = None) -> Plan:
+        """Replace a plan made behind a step that is committed now by one with true positions: sample and commit that.
+
+        `rows`: query rows as the device spread them, if it did. A plan behind nothing is returned as it is. Raises
+        ValueError, and changes nothing, if the rows are not a spread of the plan's.
+        """
+        assert self._open, f"step {plan.step} is not open"
+        assert plan is self._open[0], f"step {plan.step} waits for the commit of step {plan.behind}, or is not open"
+        if plan.behind:
+            self._open[0] = fix_up(plan, rows)
+        return self._open[0]
+
+    def _collect(self, plan: Plan) -> list[Event]:
+        """Free what a plan collected, once; nobody before it is open."""
+        if plan.step <= self._collected:
+            return []
+        self._collected = plan.step
+        return collect(self._ledger, plan)
+
     # What may be read.
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether the next step may be planned: no step is open, or a decode step alone and steps are pipelined."""
+        if not self._open:
+            return True
+        return self.rules.pipelined and len(self._open) == 1 and self._open[0].kind is StepKind.DECODE
+
+    @property
+    def chooses_rows(self) -> bool:
+        """Whether rows differ between sequences, so that the device spreads them anew by the latest confidences."""
+        return self._verify is not None
+
+    @property
+    def open_steps(self) -> int:
+        """Steps planned and not committed. When nothing else is left to do, the last one still has to be."""
+        return len(self._open)
 
     @property
     def decode_step(self) -> int:
@@ -237,8 +286,8 @@ class StepScheduler:
 
     def check(self, held_blocks: tuple[int, ...] = ()) -> None:
         """Assert that memory and sequences are conserved. O(blocks + sequences): for tests and idle times."""
-        plan = self._open
-        in_plan = () if plan is None else (*(i.request_id for i in plan.items), *(e.request_id for e in plan.finished))
+        in_plan = {i.request_id for plan in self._open for i in plan.items}
+        in_plan |= {one.request_id for plan in self._open for one in plan.finished}
         self._ledger.check(frozenset(in_plan), held_blocks)
 
     def _end(self, request_id: str, reason: FinishReason, detail: str) -> bool:

@@ -102,6 +102,11 @@ class Sequence:
         return self.len - self.prompt_len
 
     @property
+    def open_steps(self) -> int:
+        """Steps that were planned for it and are not committed."""
+        return self.schedule_count - self.process_count
+
+    @property
     def is_finished(self) -> bool:
         """Whether it ended; nothing is pushed any more."""
         return self.phase is Phase.FINISHED

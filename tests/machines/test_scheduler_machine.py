@@ -8,6 +8,7 @@ from shoal.engines.core.plan import Accepted, ChunkDone, LoadTarget, PromptDone,
 from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, TokenEvent, TokenState
 
 from tests.engines.core.desk import Desk, config_of, next_token, request_of
+from tests.engines.core.pipeline_desk import PipelineDesk
 
 STEPS_TO_DRAIN = 5000
 
@@ -15,12 +16,13 @@ STEPS_TO_DRAIN = 5000
 class SomeRows:
     """Verifies a number of drafts that changes from step to step and from sequence to sequence."""
 
-    def __init__(self, drafts):
+    def __init__(self, drafts, pipelined):
         self.drafts = drafts
+        self.pipelined = pipelined
 
     def choose(self, sequences):
         assert sequences
-        assert all(s.process_count == s.schedule_count for s in sequences)
+        assert all(s.process_count <= s.schedule_count <= s.process_count + self.pipelined for s in sequences)
         return [1 + (s.len * 7 + s.process_count) % (1 + self.drafts) for s in sequences]
 
 
@@ -30,11 +32,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     role = Role.NORMAL
     budgets = (6, 16, 64)
     drafts = st.just(0)
+    pipelined = False
 
     def __init__(self):
         super().__init__()
         self.count = 0
-        self.open_plan = None
+        self.open_plans = []
         self.requests = {}
         self.reservations = {}
         self.loading = {}
@@ -55,8 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.role, blocks, slots, step_tokens_max=budget, watermark=watermark, recompute_preempted=recompute
         )
         drafts = data.draw(self.drafts)
-        verify = data.draw(st.sampled_from([None, SomeRows(drafts)])) if drafts else None
-        self.desk = Desk.open(config, verify, all_interval=3, any_interval=5, drafts=drafts)
+        verify = data.draw(st.sampled_from([None, SomeRows(drafts, self.pipelined)])) if drafts else None
+        rules = {"all_interval": 3, "any_interval": 5, "drafts": drafts, "pipelined": self.pipelined}
+        self.desk = (PipelineDesk if self.pipelined else Desk).open(config, verify, **rules)
         self.scheduler = self.desk.scheduler
 
     def new_id(self):
@@ -132,24 +136,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.handoffs.remove(request_id)
         assert self.scheduler.release(request_id)
 
-    @precondition(lambda self: self.open_plan is None)
+    @precondition(lambda self: self.scheduler.may_plan)
     @rule()
     def plan(self):
-        self.open_plan = self.desk.plan()
-        self.inspect(self.open_plan)
+        self.open_plans.append(self.desk.plan())
+        self.inspect(self.open_plans[-1])
 
-    @precondition(lambda self: self.open_plan is not None)
+    @precondition(lambda self: self.open_plans)
     @rule()
     def commit(self):
-        self.settle_events(self.desk.commit(self.open_plan))
-        self.open_plan = None
+        self.settle_events(self.desk.commit(self.open_plans[0]))
+        del self.open_plans[0]
 
-    @precondition(lambda self: self.open_plan is None)
+    @precondition(lambda self: self.open_plans)
+    @rule(data=st.data())
+    def commit_with_a_failure(self, data):
+        names = [i.request_id for i in self.open_plans[0].items]
+        failed = [(data.draw(st.sampled_from(names)), "no finite logits")] if names else []
+        self.settle_events(self.desk.commit(self.open_plans[0], failed=failed))
+        del self.open_plans[0]
+
+    @precondition(lambda self: self.scheduler.may_plan)
     @rule(steps=st.integers(1, 12))
     def run_some(self, steps):
+        """Steps as an engine makes them: one stays open if they are pipelined and it decodes."""
         for _ in range(steps):
+            while not self.scheduler.may_plan:
+                self.commit()
             self.plan()
-            self.commit()
+            kept = 1 if self.pipelined and self.open_plans[-1].kind is StepKind.DECODE else 0
+            while len(self.open_plans) > kept:
+                self.commit()
 
     def settle_events(self, events):
         for event in events:
@@ -178,7 +195,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for item in plan.items:
             assert item.rows > 0
             assert item.end <= 16 * len(item.block_table)
-            assert len(item.token_ids) == item.rows
+            if not plan.behind:
+                assert len(item.token_ids) == item.rows
             assert item.read_slot in (0, item.write_slot)
             if plan.kind is StepKind.DECODE:
                 assert bool(item.write_slot) == bool(self.scheduler.rules.drafts)
@@ -196,8 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """No more faults: everybody must finish and all memory must come back."""
         if not hasattr(self, "scheduler"):
             return
-        if self.open_plan is not None:
-            self.commit()
+        self.flush()
         for _, reservation in self.reservations.values():
             self.scheduler.cancel(reservation)
         for request_id in self.requests:
@@ -210,12 +227,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.release_one(request_id)
             if not self.scheduler.has_work:
                 break
-            self.plan()
-            self.commit()
+            self.run_some(1)
+        self.flush()
         assert not self.scheduler.has_work, f"stuck: {self.desk.waiting()} {self.desk.running()}"
         config = self.scheduler.config.cache
         assert self.desk.free() == (config.blocks_count - 1, config.slots_count - 1)
         self.every_request_ended()
+
+    def flush(self):
+        while self.open_plans:
+            self.commit()
 
     def release_one(self, request_id):
         self.handoffs.remove(request_id)
@@ -242,6 +263,17 @@ class CompletionDraftMachine(DraftMachine):
     role = Role.COMPLETION
 
 
+class PipelineMachine(DraftMachine):
+    """Decode steps overlap; whatever happens between a plan and its commit, the tokens are the same."""
+
+    drafts = st.integers(0, 5)
+    pipelined = True
+
+
+class CompletionPipelineMachine(PipelineMachine):
+    role = Role.COMPLETION
+
+
 class PromptMachine(SchedulerMachine):
     role = Role.PROMPT
 
@@ -261,3 +293,7 @@ TestDraftScheduler = DraftMachine.TestCase
 TestDraftScheduler.settings = SETTINGS
 TestCompletionDraftScheduler = CompletionDraftMachine.TestCase
 TestCompletionDraftScheduler.settings = SETTINGS
+TestPipelineScheduler = PipelineMachine.TestCase
+TestPipelineScheduler.settings = SETTINGS
+TestCompletionPipelineScheduler = CompletionPipelineMachine.TestCase
+TestCompletionPipelineScheduler.settings = SETTINGS

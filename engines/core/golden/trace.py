@@ -3,6 +3,7 @@
 from typing import Any
 
 from shoal.engines.core.golden.outcome import NotYetError, differences
+from shoal.engines.core.golden.pipeline import advance_pipeline
 from shoal.engines.core.golden.settings import build_request, build_scheduler, status_of, status_of_end
 from shoal.engines.core.plan import Accepted, Ended, Event, Plan, StepKind, StepResult
 from shoal.engines.core.request import TokenEvent
@@ -28,6 +29,7 @@ class TraceReplay:
         self.settings = settings
         self.scheduler = build_scheduler(settings, as_published)
         self.held: list[int] = []
+        self.previous: tuple[Plan, StepResult] | None = None  # the open decode step and what its device computes
 
     def run(self, operations: list[dict[str, Any]]) -> list[str]:
         """Apply all operations; returns the differences of the first that differs, which spoils those after it."""
@@ -113,8 +115,16 @@ class TraceReplay:
         plan = scheduler.plan(decide([scheduler.ballot(now_us=0)]), now_us=0)
         got = describe_plan(plan)
         got["free_blocks_after_schedule"] = scheduler.ledger.blocks.free_count
-        events = scheduler.commit(plan, self._result(plan, outcomes), now_us=0)
-        got["processed_current"] = describe_processed(plan, events)
+        if self.previous is not None:
+            plan, correction, events = advance_pipeline(scheduler, self.previous, plan)
+            got["zos"] = correction
+            got["processed_previous"] = describe_processed(self.previous[0], events)
+            self.previous = None
+        result = self._result(plan, outcomes)
+        if scheduler.rules.pipelined and plan.kind is StepKind.DECODE:
+            self.previous = (plan, result)
+        else:
+            got["processed_current"] = describe_processed(plan, scheduler.commit(plan, result, now_us=0))
         got["waiting"] = [sequence.request_id for sequence in scheduler.ledger.waiting]
         got["decode_step"] = scheduler.decode_step
         return got

@@ -14,8 +14,9 @@ DEFAULTS = DOCUMENT["trace_defaults"]
 COVERED_KINDS = {
     "vote", "vote_table", "blocks", "num_blocks", "inflight", "runtime_max_model_len", "yoco", "yoco_mask", "yoco_clip",
     "ring", "state_layout", "state_slots", "block_layout", "accept",
+    "zos_remap", "zos_device", "zos_redistribute",
 }  # fmt: skip
-LATER_TRACES = ("fork-", "zos-", "stop-04-so-dead")
+LATER_TRACES = ("fork-", "zos-07", "stop-04-so-dead")
 
 
 @pytest.mark.parametrize("entry", DOCUMENT["scenarios"], ids=lambda entry: entry["id"])
