@@ -41,10 +41,16 @@ def commit_step(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: in
 
 
 def collect(ledger: Ledger, plan: Plan) -> list[Event]:
-    """Report who left with a plan and free what the finished ones own; no step that is still open computes them."""
+    """Report who left with a plan and free what they own, and the sources of its copies.
+
+    No step that is still open computes them, and copies come before whatever is written there next.
+    """
     events: list[Event] = [FinishEvent(*one) for one in plan.dropped]
     for one in plan.finished:
         _free_finished(ledger, one, events)
+    if plan.clone_slots or plan.clone_blocks:
+        ledger.slots.free([source for source, _ in plan.clone_slots])
+        ledger.blocks.free([source for source, _ in plan.clone_blocks])
     return events
 
 

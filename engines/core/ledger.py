@@ -1,6 +1,7 @@
 """Who owns what on one rank: the pools, the queues, and the moves that take or give back memory."""
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 from shoal.engines.config import EngineConfig, Role
@@ -11,6 +12,14 @@ from shoal.engines.core.plan import Ended, Reservation
 from shoal.engines.core.request import FinishReason, NoRoom
 from shoal.engines.core.rules import SchedulingRules, prompt_limit, step_room
 from shoal.engines.core.sequence import Phase, Sequence
+
+
+class Clone(NamedTuple):
+    """Copies (source, target) that make a branch's memory its own; each source has a reference until they are done."""
+
+    branch: Sequence
+    blocks: tuple[tuple[int, int], ...]
+    slots: tuple[tuple[int, int], ...]
 
 
 class Ledger:
@@ -34,6 +43,7 @@ class Ledger:
         self.running: list[Sequence] = []
         self.handoff: dict[str, Sequence] = {}
         self.reservations: dict[str, Reservation] = {}
+        self.clones: list[Clone] = []  # for the next plan
         self.decode_step = 0
 
     def blocks_of(self, tokens: int) -> int:
@@ -99,6 +109,23 @@ class Ledger:
             self.blocks.free(sequence.block_table)
             sequence.block_table = []
 
+    def take_clones(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Block and slot copies of branches that still own their memory; the others' sources are freed."""
+        if not self.clones:
+            return (), ()
+        gone = [clone for clone in self.clones if not clone.branch.block_table]
+        kept = [clone for clone in self.clones if clone.branch.block_table]
+        for clone in gone:
+            self.slots.free([source for source, _ in clone.slots])
+            self.blocks.free([source for source, _ in clone.blocks])
+        self.clones = []
+        return tuple(p for clone in kept for p in clone.blocks), tuple(p for clone in kept for p in clone.slots)
+
+    def may_recompute(self, sequence: Sequence) -> bool:
+        """Whether a sequence that lost its memory can be computed again from its start."""
+        config = self.config
+        return config.recompute_preempted and config.role is Role.NORMAL and not sequence.is_constrained
+
     def drop(self, sequence: Sequence) -> Ended:
         """Forget a finished sequence of no queue and free its memory now."""
         self.give_back(sequence)
@@ -126,17 +153,21 @@ class Ledger:
                 self.return_draft_slot(sequence)
         return [ended(sequence) for sequence in finished]
 
-    def check(self, in_plan: frozenset[str], held_blocks: tuple[int, ...] = ()) -> None:
+    def check(
+        self, in_plan: frozenset[str], held_blocks: tuple[int, ...] = (), held_slots: tuple[int, ...] = ()
+    ) -> None:
         """Assert that nothing is lost or owned twice.
 
-        `in_plan`: request ids of the open plan; `held_blocks`: ids that were taken from the pool directly.
+        `in_plan`: request ids of open plans; `held_blocks`, `held_slots`: ids that are referred to from elsewhere.
         """
+        held_blocks += tuple(source for clone in self.clones for source, _ in clone.blocks)
+        held_slots += tuple(source for clone in self.clones for source, _ in clone.slots)
         owners = list(self.sequences.values())
         held = self.reservations.values()
         self.blocks.check(
             [*held_blocks, *(b for s in owners for b in s.block_table), *(b for r in held for b in r.blocks)]
         )
-        self.slots.check([*(s.slot for s in owners if s.slot), *(r.slot for r in held)])
+        self.slots.check([*held_slots, *(s.slot for s in owners if s.slot), *(r.slot for r in held)])
         self.draft_slots.check([s.draft_slot for s in owners if s.draft_slot])
         places = [*self.waiting, *self.arrived, *self.running, *self.handoff.values()]
         placed = {id(s) for s in places}

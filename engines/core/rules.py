@@ -23,6 +23,7 @@ class SchedulingRules:
     `charge_whole_prompt`: charge a chunk's whole prompt against `sum_k_max` instead of the keys it attends.
     `refuse_at_submit`: say at once that a request can never be served. `preempt_on_need`: a decode sequence that
     needs no block preempts nobody. `count_handoffs`: a prompt waiting for its hand-off counts as running.
+    `adopt_when_sole`: a branch that alone owns a slot or block keeps it instead of copying it.
 
     `pipelined`: a decode step may be planned while the one before it is open (zero-overhead scheduling, notes 6).
     """
@@ -42,6 +43,7 @@ class SchedulingRules:
     refuse_at_submit: bool = True
     preempt_on_need: bool = True
     count_handoffs: bool = False
+    adopt_when_sole: bool = True
     pipelined: bool = False
 
     def __post_init__(self) -> None:

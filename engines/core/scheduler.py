@@ -7,6 +7,7 @@ from shoal.engines.core.admission import Receiving, Swapping
 from shoal.engines.core.commit import collect, commit_step
 from shoal.engines.core.decode import plan_decode
 from shoal.engines.core.drafts import VerifyChooser
+from shoal.engines.core.fork import fork
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import (
     Accepted,
@@ -19,7 +20,7 @@ from shoal.engines.core.plan import (
     StepResult,
 )
 from shoal.engines.core.prefill import plan_prefill, select, wants_prefill
-from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, TokenState
+from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, SamplingParams, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
 from shoal.engines.core.submit import objection
@@ -35,8 +36,8 @@ class StepScheduler:
     Not thread safe: one task owns it. A plan must be committed before the next is made; with `rules.pipelined` one
     step, of any kind, may be planned behind an open decode step: plan N (behind N-1), launch N, commit N-1, fix_up N,
     sample N. Whatever is copied out of memory for step N-1 is copied, in device order, before N writes. Every request
-    that was accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and `release`.
-    Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
+    that was accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and
+    `release`. Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
     `has_work` must go on stepping.
     """
 
@@ -114,6 +115,16 @@ class StepScheduler:
         sequence.is_constrained = True
         return True
 
+    def fork(
+        self, parent_id: str, request_id: str, sampling: SamplingParams, prompt_len: int | None = None
+    ) -> Accepted | NoRoom | Rejected:
+        """Branch a sequence: a new request that begins with all of the parent's tokens and shares what is computed.
+
+        `prompt_len` (by default the parent's) is where the branch's outputs are counted from. The next plan copies
+        what the two would write differently; the parent may go on. NoRoom: try again after a step.
+        """
+        return fork(self._ledger, parent_id, request_id, sampling, prompt_len)
+
     # A prefix hit is swapped in.
 
     def loads_wanted(self) -> tuple[str, ...]:
@@ -181,31 +192,40 @@ class StepScheduler:
         if VERDICT_OF_ROLE.get(self.config.role, verdict) is not verdict:
             raise ValueError(f"a {self.config.role} engine cannot plan a {verdict} step")
         self._steps += 1
-        if verdict is StepKind.PREFILL:
-            self._ledger.decode_step = 0
-            prefill = plan_prefill(self._ledger)
-            plan = Plan(
-                self._steps,
-                verdict,
-                tuple(prefill.items),
-                tuple(prefill.finished),
-                tuple(prefill.dropped),
-                reasons=tuple(prefill.reasons),
-            )
-        else:
-            self._ledger.decode_step += 1
-            decode = plan_decode(self._ledger, self._verify)
-            plan = Plan(
-                self._steps,
-                verdict,
-                tuple(decode.items),
-                tuple(decode.finished),
-                tuple(decode.dropped),
-                tuple(decode.preempted),
-                behind=self._open[0].step if self._open else 0,
-            )
+        plan = self._plan_prefill() if verdict is StepKind.PREFILL else self._plan_decode()
         self._open.append(plan)
         return plan
+
+    def _plan_prefill(self) -> Plan:
+        self._ledger.decode_step = 0
+        prefill = plan_prefill(self._ledger)
+        clone_blocks, clone_slots = self._ledger.take_clones()
+        return Plan(
+            self._steps,
+            StepKind.PREFILL,
+            tuple(prefill.items),
+            tuple(prefill.finished),
+            tuple(prefill.dropped),
+            clone_blocks=clone_blocks,
+            clone_slots=clone_slots,
+            reasons=tuple(prefill.reasons),
+        )
+
+    def _plan_decode(self) -> Plan:
+        self._ledger.decode_step += 1
+        decode = plan_decode(self._ledger, self._verify)
+        clone_blocks, clone_slots = self._ledger.take_clones()
+        return Plan(
+            self._steps,
+            StepKind.DECODE,
+            tuple(decode.items),
+            tuple(decode.finished),
+            tuple(decode.dropped),
+            tuple(decode.preempted),
+            clone_blocks=clone_blocks,
+            clone_slots=clone_slots,
+            behind=self._open[0].step if self._open else 0,
+        )
 
     def commit(self, plan: Plan, result: StepResult, now_us: int) -> tuple[Event, ...]:
         """Apply the result of the oldest open plan; afterwards its items are stale.
@@ -288,7 +308,10 @@ class StepScheduler:
         """Assert that memory and sequences are conserved. O(blocks + sequences): for tests and idle times."""
         in_plan = {i.request_id for plan in self._open for i in plan.items}
         in_plan |= {one.request_id for plan in self._open for one in plan.finished}
-        self._ledger.check(frozenset(in_plan), held_blocks)
+        copying = [plan for plan in self._open if plan.step > self._collected]
+        blocks = (*held_blocks, *(source for plan in copying for source, _ in plan.clone_blocks))
+        slots = tuple(source for plan in copying for source, _ in plan.clone_slots)
+        self._ledger.check(frozenset(in_plan), blocks, slots)
 
     def _end(self, request_id: str, reason: FinishReason, detail: str) -> bool:
         sequence = self._ledger.sequences.get(request_id)

@@ -20,7 +20,7 @@ class Phase(StrEnum):
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.LOADING, Phase.RUNNING, Phase.HANDOFF, Phase.FINISHED}),
     Phase.LOADING: frozenset({Phase.WAITING, Phase.FINISHED}),
-    Phase.ARRIVED: frozenset({Phase.RUNNING, Phase.FINISHED}),
+    Phase.ARRIVED: frozenset({Phase.WAITING, Phase.RUNNING, Phase.FINISHED}),
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.FINISHED}),
     Phase.HANDOFF: frozenset({Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
@@ -53,6 +53,7 @@ class Sequence:
         "has_draft_info",
         "is_constrained",
         "is_reported",
+        "is_sharing",
         "is_waiting_for_images",
         "len",
         "next_checkpoint",
@@ -94,6 +95,7 @@ class Sequence:
         self.is_waiting_for_images = is_waiting_for_images
         self.wants_load = request.hit_tokens > 0  # a stored prefix that is not on its way yet
         self.is_constrained = False  # a grammar's state cannot be recomputed, so neither can the sequence
+        self.is_sharing = False  # a branch that will write what is still shared: its last block and slot
         self.is_reported = False  # its FinishEvent is out
 
     @property
