@@ -119,8 +119,8 @@ def _require_fit(plan: Plan, result: StepResult, drafts: int) -> None:
 
 
 def _free_finished(ledger: Ledger, one: Ended, events: list[Event]) -> None:
-    sequence = ledger.sequences.pop(one.request_id)
-    ledger.give_back(sequence)
+    sequence = ledger.sequences[one.request_id]
+    ledger.forget(sequence)
     if not sequence.is_reported:
         events.append(FinishEvent(*one))
 

@@ -47,7 +47,7 @@ def fork(
         ledger.arrived.append(branch)
     else:
         ledger.waiting.appendleft(branch)
-    ledger.sequences[request_id] = branch
+    ledger.add(branch)
     return Accepted(request_id)
 
 

@@ -44,6 +44,9 @@ class Ledger:
         self.handoff: dict[str, Sequence] = {}
         self.reservations: dict[str, Reservation] = {}
         self.clones: list[Clone] = []  # for the next plan
+        self.arrivals = 0
+        self.present: dict[str, int] = {}  # sequences of each user
+        self.served: dict[str, int] = {}  # tokens of users: prompts given memory, outputs of ended sequences
         self.decode_step = 0
 
     def blocks_of(self, tokens: int) -> int:
@@ -83,8 +86,31 @@ class Ledger:
     def take(self, sequence: Sequence) -> None:
         """Give a sequence blocks for all its tokens, and a slot."""
         assert not sequence.block_table, f"{sequence.request_id} takes memory twice"
+        self.serve(sequence.request.user, sequence.len)
         sequence.block_table = self.blocks.allocate(self.blocks_of(sequence.len))
         sequence.slot = self.slots.allocate(1)[0]
+
+    def enter(self, sequence: Sequence) -> None:
+        """A new prompt joins the queue."""
+        self.add(sequence)
+        self.arrivals += 1
+        sequence.arrival = self.arrivals
+        self.waiting.append(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Know a sequence from now on. A user who was away starts level with the least served of those who are here.
+
+        So nobody saves up a share while asking for nothing (a virtual token counter).
+        """
+        user = sequence.request.user
+        if user not in self.present:
+            self.served[user] = min((self.served.get(name, 0) for name in self.present), default=0)
+        self.present[user] = self.present.get(user, 0) + 1
+        self.sequences[sequence.request_id] = sequence
+
+    def serve(self, user: str, tokens: int) -> None:
+        """Charge a user for tokens."""
+        self.served[user] = self.served.get(user, 0) + tokens
 
     def take_draft_slot(self, sequence: Sequence) -> None:
         """Give a sequence that will decode a place for its draft info; nothing where no drafts are made."""
@@ -128,9 +154,18 @@ class Ledger:
 
     def drop(self, sequence: Sequence) -> Ended:
         """Forget a finished sequence of no queue and free its memory now."""
-        self.give_back(sequence)
-        del self.sequences[sequence.request_id]
+        self.forget(sequence)
         return ended(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free what a sequence owns, charge its user for its output, and know it no more."""
+        self.give_back(sequence)
+        user = sequence.request.user
+        self.serve(user, len(sequence.output))
+        self.present[user] -= 1
+        if not self.present[user]:
+            del self.present[user], self.served[user]
+        del self.sequences[sequence.request_id]
 
     def refuse(self, sequence: Sequence, detail: str) -> Ended:
         """End and forget a waiting sequence, already out of the queue, that can never be computed."""
@@ -173,6 +208,7 @@ class Ledger:
         placed = {id(s) for s in places}
         assert len(placed) == len(places), f"a sequence is in two queues: {[s.request_id for s in places]}"
         known = {id(s) for s in owners}
+        assert sum(self.present.values()) == len(owners), f"{len(owners)} sequences of users {self.present}"
         assert placed <= known, "a queue holds a forgotten sequence"
         lost = known - placed - {id(s) for s in owners if s.request_id in in_plan}
         assert not lost, f"in no queue: {[s.request_id for s in owners if id(s) in lost]}"

@@ -20,6 +20,7 @@ from shoal.engines.core.plan import (
     StepResult,
 )
 from shoal.engines.core.prefill import plan_prefill, select, wants_prefill
+from shoal.engines.core.queueing import expire
 from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, SamplingParams, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
@@ -80,8 +81,7 @@ class StepScheduler:
         reason = objection(self._ledger, sequence)
         if reason:
             return Rejected(request.request_id, reason)
-        self._ledger.sequences[request.request_id] = sequence
-        self._ledger.waiting.append(sequence)
+        self._ledger.enter(sequence)
         return Accepted(request.request_id)
 
     def set_schedulable(self, request_id: str) -> bool:
@@ -161,8 +161,7 @@ class StepScheduler:
         sequence = self._ledger.handoff.pop(request_id, None)
         if sequence is None:
             return False
-        self._ledger.give_back(sequence)
-        del self._ledger.sequences[request_id]
+        self._ledger.forget(sequence)
         return True
 
     # One step.
@@ -192,6 +191,7 @@ class StepScheduler:
         if VERDICT_OF_ROLE.get(self.config.role, verdict) is not verdict:
             raise ValueError(f"a {self.config.role} engine cannot plan a {verdict} step")
         self._steps += 1
+        expire(self._ledger, now_us)
         plan = self._plan_prefill() if verdict is StepKind.PREFILL else self._plan_decode()
         self._open.append(plan)
         return plan

@@ -45,6 +45,7 @@ class Sequence:
 
     __slots__ = (
         "accept_rates",
+        "arrival",
         "block_table",
         "cached",
         "detail",
@@ -58,6 +59,7 @@ class Sequence:
         "len",
         "next_checkpoint",
         "output",
+        "overtaken",
         "phase",
         "prev_accept_rates",
         "process_count",
@@ -96,6 +98,8 @@ class Sequence:
         self.wants_load = request.hit_tokens > 0  # a stored prefix that is not on its way yet
         self.is_constrained = False  # a grammar's state cannot be recomputed, so neither can the sequence
         self.is_sharing = False  # a branch that will write what is still shared: its last block and slot
+        self.arrival = 0  # order of submission to this engine
+        self.overtaken = 0  # plans that gave memory to a younger prompt
         self.is_reported = False  # its FinishEvent is out
 
     @property

@@ -61,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts = data.draw(self.drafts)
         verify = data.draw(st.sampled_from([None, SomeRows(drafts, self.pipelined)])) if drafts else None
         rules = {"all_interval": 3, "any_interval": 5, "drafts": drafts, "pipelined": self.pipelined}
+        rules["overtaken_max"] = data.draw(st.integers(0, 3))
         self.desk = (PipelineDesk if self.pipelined else Desk).open(config, verify, **rules)
         self.memory = self.desk.memory = MemoryModel()
         self.scheduler = self.desk.scheduler
@@ -77,10 +78,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         image=st.none() | st.tuples(st.integers(0, 60), st.integers(4, 20)),
         pending=st.booleans(),
         checkpoints=st.lists(st.integers(1, 130), max_size=3, unique=True),
+        wishes=st.fixed_dictionaries(
+            {}, optional={"priority": st.integers(-1, 1), "user": st.sampled_from("uv"), "deadline_us": st.just(9)}
+        ),
     )
-    def submit(self, length, max_tokens, hit, image, pending, checkpoints):
+    def submit(self, length, max_tokens, hit, image, pending, checkpoints, wishes):
         spans = () if image is None else (ImageSpan(image[0], image[1], 1, image[1] - 3, b"d"),)
-        fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints))}
+        fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints)), **wishes}
         request = request_of(self.new_id(), length, max_tokens=max_tokens, **fields)
         answer = self.scheduler.submit(request, 0, images_pending=pending)
         if isinstance(answer, Accepted):
