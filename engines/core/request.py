@@ -65,6 +65,9 @@ class EngineRequest:
     request computes exactly what the first engine computed. `hit_tokens` (a multiple of the grain) will be
     swapped in from the store before the sequence may run. `checkpoints` are absolute positions where a prefill
     chunk must end (anchors to save). `grammar` rules the output tokens, those already produced included.
+
+    What it asks of the queue: `priority`, greater goes first; `deadline_us`, 0 = none, earlier goes first among
+    equals, and a prompt that is not begun by then ends with an error; `user`, whose requests share by tokens.
     """
 
     request_id: str
@@ -76,6 +79,9 @@ class EngineRequest:
     checkpoints: tuple[int, ...] = ()
     arrival_us: int = 0
     grammar: GrammarSpec | None = None
+    priority: int = 0
+    deadline_us: int = 0
+    user: str = ""
 
 
 class FinishReason(StrEnum):

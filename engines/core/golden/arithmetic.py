@@ -1,11 +1,13 @@
 """Replays entries that are one calculation: pools, lengths, rings, layouts and prefill suffixes."""
 
+from collections.abc import Callable
 from typing import Any
 
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.blocks import Availability, BlockPool
 from shoal.engines.core.golden import experts
 from shoal.engines.core.golden.outcome import NotYetError, differences
+from shoal.engines.core.golden.pipeline import replay_device, replay_redistribute, replay_remap
 from shoal.engines.core.inflight import InFlight
 from shoal.engines.core.layout import (
     SECTION_ALIGNMENT,
@@ -180,7 +182,8 @@ def replay_accept(row: Entry) -> Entry:
     }
 
 
-ROW_REPLAYS = {
+ROW_REPLAYS: dict[str, Callable[[Entry], Entry]] = {
+    "zos_redistribute": replay_redistribute,
     "accept": replay_accept,
     "num_blocks": replay_num_blocks,
     "runtime_max_model_len": replay_runtime_max_model_len,
@@ -191,7 +194,9 @@ ROW_REPLAYS = {
     "block_layout": replay_block_layout,
     **experts.ROW_REPLAYS,
 }
-ENTRY_REPLAYS = {
+ENTRY_REPLAYS: dict[str, Callable[[Entry], list[str]]] = {
+    "zos_remap": replay_remap,
+    "zos_device": replay_device,
     "blocks": replay_blocks,
     "inflight": replay_inflight,
     "yoco": replay_yoco,

@@ -56,7 +56,7 @@ def _require_supported(kind: str, entry: dict[str, Any], defaults: dict[str, Any
         replay = TraceReplay({**defaults, **entry.get("config", {})}, as_published=False)
         for operation in entry["ops"]:
             name = next(iter(operation))
-            if name != "step" and not hasattr(replay, f"_op_{name}"):
+            if name not in ("step", "fork") and not hasattr(replay, f"_op_{name}"):
                 raise NotYetError(f"operation {name}")
 
 

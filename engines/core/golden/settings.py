@@ -56,14 +56,15 @@ def scheduling_rules(settings: dict[str, Any], as_published: bool) -> Scheduling
         refuse_at_submit=wanted,
         preempt_on_need=wanted,
         count_handoffs=as_published,
+        adopt_when_sole=wanted,
+        pipelined=settings["zos"],
     )
 
 
 def build_scheduler(settings: dict[str, Any], as_published: bool) -> StepScheduler:
-    """A scheduler of one rank set up as the scenario says. Raises NotYetError for pipelining and verify lengths."""
-    for name in ("zos", "varlen"):
-        if settings[name]:
-            raise NotYetError(name)
+    """A scheduler of one rank set up as the scenario says. Raises NotYetError for verify lengths."""
+    if settings["varlen"]:
+        raise NotYetError("varlen")
     config = EngineConfig(
         role=Role(settings["engine_type"].lower()),
         max_model_len=settings["max_model_len"],
