@@ -12,8 +12,17 @@ from shoal.cluster.core.policy import RequestPolicy
 from shoal.cluster.errors import ManifestError
 from shoal.cluster.facts import Facts, ModelFacts
 from shoal.cluster.manifest_types import Decode, Manifest, Normal, Prefill, Transfer
+from shoal.cluster.quantities import Duration
 from shoal.cluster.resolve_rules import problems_with_facts
-from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
+from shoal.engines.config import (
+    STEP_TIME_AUTO,
+    STEP_TIME_OFF,
+    CacheConfig,
+    EngineConfig,
+    Role,
+    Truncation,
+    TruncationMode,
+)
 from shoal.engines.core.layout import blocks_needed, slots_count
 
 
@@ -175,10 +184,16 @@ def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, 
         role=role,
         max_model_len=model_len,
         step_tokens_max=section.sequences_max if isinstance(section, Decode) else section.step_tokens_max,
+        step_time_us=STEP_TIME_OFF if isinstance(section, Decode) else _step_time_us(section.step_time_budget),
         sequences_max=section.sequences_max,
         truncation=_truncation(manifest, facts),
         cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
     )
+
+
+def _step_time_us(asked: str) -> int:
+    words = {"off": STEP_TIME_OFF, "auto": STEP_TIME_AUTO}
+    return words[asked] if asked in words else int(Duration.parse(asked))
 
 
 def _transfer(manifest: Manifest) -> TransferSpec:

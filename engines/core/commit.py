@@ -1,8 +1,11 @@
 """Take over a step's result: advance what was computed, push tokens, apply the stop rules, report events."""
 
+from itertools import zip_longest
+
 from shoal.engines.config import Role
+from shoal.engines.core.drafts import hold_drafts
 from shoal.engines.core.ledger import Ledger
-from shoal.engines.core.plan import ChunkDone, Ended, Event, Plan, PlanItem, PromptDone, StepKind, StepResult
+from shoal.engines.core.plan import ChunkDone, Ended, Event, Plan, PromptDone, StepKind, StepResult
 from shoal.engines.core.request import FinishEvent, FinishReason, TokenEvent, TokenLogprobs
 from shoal.engines.core.sequence import Phase, Sequence
 
@@ -26,7 +29,7 @@ def commit_step(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: in
 
     Raises ValueError, before anything changes, when the result does not fit the plan.
     """
-    _require_fit(plan, result)
+    _require_fit(plan, result, ledger.rules.drafts)
     events: list[Event] = []
     events += [FinishEvent(*one) for one in plan.dropped]
     for one in plan.finished:
@@ -35,36 +38,66 @@ def commit_step(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: in
         sequence = ledger.sequences.get(request_id)
         if sequence is not None and not sequence.is_finished:
             sequence.finish(FinishReason.ERROR, detail)
-    requeued: list[Sequence] = []
-    for index, item in enumerate(plan.items):
-        sequence = item.sequence
-        if sequence.is_finished:
-            if plan.kind is StepKind.PREFILL:
-                ledger.running.append(sequence)  # collected by the next plan, as any finished sequence
-            continue
-        if plan.kind is StepKind.PREFILL:
-            events.append(ChunkDone(item.request_id, item.end, item.end in sequence.request.checkpoints))
-            sequence.cached = item.end
-            if not item.completes:
-                requeued.append(sequence)
-                continue
-        _push_tokens(ledger, item, index, result, eos_token_id, events)
-        if plan.kind is StepKind.PREFILL:
-            _place_prefilled(ledger, sequence, events)
-    ledger.waiting.extendleft(reversed(requeued))  # in order: the first cut prompt is the first again
+    if plan.kind is StepKind.PREFILL:
+        _commit_prefill(ledger, plan, result, eos_token_id, events)
+    else:
+        _commit_decode(ledger, plan, result, eos_token_id, events)
     return events
 
 
-def _require_fit(plan: Plan, result: StepResult) -> None:
+def _commit_prefill(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int, events: list[Event]) -> None:
+    requeued: list[Sequence] = []
+    for index, item in enumerate(plan.items):
+        sequence = item.sequence
+        sequence.process_count += 1
+        if sequence.is_finished:
+            ledger.return_draft_slot(sequence)
+            ledger.running.append(sequence)  # collected by the next plan, as any finished sequence
+            continue
+        events.append(ChunkDone(item.request_id, item.end, item.end in sequence.request.checkpoints))
+        sequence.cached = item.end
+        if not item.completes:
+            requeued.append(sequence)
+            continue
+        if sequence.draft_slot:
+            hold_drafts(sequence, index, result, ledger.pads)
+        _push_tokens(ledger, sequence, index, result, eos_token_id, events)
+        _place_prefilled(ledger, sequence, events)
+    ledger.waiting.extendleft(reversed(requeued))  # in order: the first cut prompt is the first again
+
+
+def _commit_decode(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int, events: list[Event]) -> None:
+    has_drafts = bool(ledger.pads)
+    for index, item in enumerate(plan.items):
+        sequence = item.sequence
+        sequence.process_count += 1
+        if sequence.is_finished:
+            ledger.return_draft_slot(sequence)
+            continue
+        if has_drafts:
+            hold_drafts(sequence, index, result, ledger.pads)
+        _push_tokens(ledger, sequence, index, result, eos_token_id, events)
+
+
+def _require_fit(plan: Plan, result: StepResult, drafts: int) -> None:
+    """Raise ValueError unless every part of the result has one entry an item, each of a length that makes sense."""
     count = len(plan.items)
     if len(result.sampled) != count:
         raise ValueError(f"result has {len(result.sampled)} sampled tokens for {count} planned items")
-    for name, values in (("accepted", result.accepted), ("logprobs", result.logprobs)):
+    for name in ("accepted", "logprobs", "drafts", "confidences", "accepted_logprobs"):
+        values = getattr(result, name)
         if values and len(values) != count:
             raise ValueError(f"result has {len(values)} {name} for {count} planned items; give all or none")
     for item, accepted in zip(plan.items, result.accepted, strict=False):
         if len(accepted) > item.rows - 1:
             raise ValueError(f"{item.request_id}: {len(accepted)} drafts accepted of {item.rows - 1} verified")
+    for name, given in (("drafts", result.drafts), ("confidences", result.confidences)):
+        for item, values in zip(plan.items, given, strict=False):
+            if len(values) not in (0, drafts):
+                raise ValueError(f"{item.request_id}: {len(values)} {name} were made, must be 0 or drafts = {drafts}")
+    for item, accepted, told in zip(plan.items, result.accepted, result.accepted_logprobs, strict=False):
+        if told and len(told) != len(accepted):
+            raise ValueError(f"{item.request_id}: {len(told)} accepted_logprobs for {len(accepted)} accepted drafts")
 
 
 def _free_finished(ledger: Ledger, one: Ended, events: list[Event]) -> None:
@@ -75,21 +108,23 @@ def _free_finished(ledger: Ledger, one: Ended, events: list[Event]) -> None:
 
 
 def _push_tokens(
-    ledger: Ledger, item: PlanItem, index: int, result: StepResult, eos_token_id: int, events: list[Event]
+    ledger: Ledger, sequence: Sequence, index: int, result: StepResult, eos_token_id: int, events: list[Event]
 ) -> None:
     """Push accepted drafts and the sampled token until one stops the sequence; later ones are lost.
 
     `cached` grows by what was pushed: the row of a pushed token's predecessor is what was computed.
     """
-    sequence = item.sequence
     logprobs: TokenLogprobs | None = result.logprobs[index] if result.logprobs else None
-    drafts = result.accepted[index] if result.accepted else ()
-    for token_id in drafts:
-        if _push(sequence, token_id, None, eos_token_id, ledger.config.max_model_len, events):
+    accepted = result.accepted[index] if result.accepted else ()
+    told = result.accepted_logprobs[index] if result.accepted_logprobs else ()
+    for token_id, logprob in zip_longest(accepted, told):
+        if _push(sequence, token_id, logprob, eos_token_id, ledger.config.max_model_len, events):
             break
     else:
         _push(sequence, result.sampled[index], logprobs, eos_token_id, ledger.config.max_model_len, events)
     sequence.cached = sequence.len - 1
+    if sequence.is_finished:
+        ledger.return_draft_slot(sequence)
 
 
 def _push(

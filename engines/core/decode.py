@@ -1,9 +1,11 @@
 """Plan a decode step: collect what finished, admit what arrived, and keep everyone in blocks or preempt."""
 
+from collections.abc import Sequence as Seq
 from operator import attrgetter
 from typing import NamedTuple
 
 from shoal.engines.config import Role
+from shoal.engines.core.drafts import VerifyChooser
 from shoal.engines.core.ledger import Ledger, ended
 from shoal.engines.core.plan import Ended, PlanItem
 from shoal.engines.core.request import FinishReason
@@ -21,8 +23,11 @@ class DecodePlan(NamedTuple):
     preempted: list[str]
 
 
-def plan_decode(ledger: Ledger) -> DecodePlan:
-    """Plan a row, and one a draft, for every running sequence (engine runtime notes 4); the longest come first."""
+def plan_decode(ledger: Ledger, verify: VerifyChooser | None = None) -> DecodePlan:
+    """Plan a row, and one a draft that `verify` chooses (without it every draft), for every running sequence.
+
+    Engine runtime notes 4; the longest come first. Raises ValueError for a choice that cannot be.
+    """
     finished = ledger.collect_finished()
     dropped = ledger.sweep_waiting()
     finished += _admit(ledger)
@@ -37,10 +42,25 @@ def plan_decode(ledger: Ledger) -> DecodePlan:
             preempted.append(victim.request_id)
     scheduled.sort(key=_len, reverse=True)
     ledger.running = scheduled
-    rows = 1 + ledger.rules.drafts
-    assert rows * len(scheduled) <= ledger.config.step_tokens_max, f"{len(scheduled)} sequences in a decode step"
-    items = [PlanItem(sequence, sequence.cached, rows, True) for sequence in scheduled]
+    assert len(scheduled) <= ledger.config.sequences_max, f"{len(scheduled)} sequences in a decode step"
+    rows = _rows(scheduled, ledger.rules.drafts, verify)
+    items = []
+    for sequence, count in zip(scheduled, rows, strict=True):
+        read_slot = sequence.draft_slot if sequence.has_draft_info else 0
+        items.append(PlanItem(sequence, sequence.cached, count, True, read_slot, sequence.draft_slot))
+        sequence.has_draft_info = False
+        sequence.schedule_count += 1
     return DecodePlan(items, finished, dropped, preempted)
+
+
+def _rows(scheduled: list[Sequence], drafts: int, verify: VerifyChooser | None) -> Seq[int]:
+    """Rows of each sequence: its last token and the drafts to verify."""
+    if verify is None or not scheduled:
+        return [1 + drafts] * len(scheduled)
+    rows = verify.choose(scheduled)
+    if len(rows) != len(scheduled) or not all(1 <= count <= 1 + drafts for count in rows):
+        raise ValueError(f"rows chosen = {list(rows)} must be one of 1..{1 + drafts} for each of {len(scheduled)}")
+    return rows
 
 
 def _admit(ledger: Ledger) -> list[Ended]:
@@ -52,6 +72,8 @@ def _admit(ledger: Ledger) -> list[Ended]:
             finished.append(ended(sequence))
             continue
         sequence.move(Phase.RUNNING)
+        ledger.take_draft_slot(sequence)
+        sequence.drafts = ledger.pads
         ledger.running.append(sequence)
     return finished
 

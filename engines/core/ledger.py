@@ -5,8 +5,10 @@ from collections import deque
 import numpy as np
 from shoal.engines.config import EngineConfig, Role
 from shoal.engines.core.blocks import Availability, BlockPool
+from shoal.engines.core.drafts import DraftSlots
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.plan import Ended, Reservation
+from shoal.engines.core.prefill_cost import PrefillCost
 from shoal.engines.core.request import FinishReason, NoRoom
 from shoal.engines.core.rules import SchedulingRules, prompt_limit, step_room
 from shoal.engines.core.sequence import Phase, Sequence
@@ -25,6 +27,9 @@ class Ledger:
         self.rules = rules
         self.blocks = BlockPool(config.cache.blocks_count)
         self.slots = BlockPool(config.cache.slots_count)
+        self.draft_slots = DraftSlots(config.sequences_max if rules.drafts else 0)
+        self.pads = (rules.pad_token_id,) * rules.drafts  # what is verified where no drafts were made
+        self.prefill_cost = PrefillCost()
         self.sequences: dict[str, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
         self.arrived: deque[Sequence] = deque()
@@ -73,8 +78,22 @@ class Ledger:
         sequence.block_table = self.blocks.allocate(self.blocks_of(sequence.len))
         sequence.slot = self.slots.allocate(1)[0]
 
+    def take_draft_slot(self, sequence: Sequence) -> None:
+        """Give a sequence that will decode a place for its draft info; nothing where no drafts are made."""
+        if self.rules.drafts:
+            assert not sequence.draft_slot, f"{sequence.request_id} takes a draft slot twice"
+            sequence.draft_slot = self.draft_slots.take()
+
+    def return_draft_slot(self, sequence: Sequence) -> None:
+        """Take a sequence's draft slot back, if it has one; a step in flight may still write it, in stream order."""
+        if sequence.draft_slot:
+            self.draft_slots.give_back(sequence.draft_slot)
+            sequence.draft_slot = 0
+            sequence.has_draft_info = False
+
     def give_back(self, sequence: Sequence) -> None:
-        """Free whatever a sequence owns: slot, then blocks from the last to the first."""
+        """Free whatever a sequence owns: draft slot, slot, then blocks from the last to the first."""
+        self.return_draft_slot(sequence)
         if sequence.slot:
             self.slots.free((sequence.slot,))
             sequence.slot = 0
@@ -105,6 +124,8 @@ class Ledger:
         finished = [sequence for sequence in self.running if sequence.is_finished]
         if finished:
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
+            for sequence in finished:
+                self.return_draft_slot(sequence)
         return [ended(sequence) for sequence in finished]
 
     def check(self, in_plan: frozenset[str], held_blocks: tuple[int, ...] = ()) -> None:
@@ -118,6 +139,7 @@ class Ledger:
             [*held_blocks, *(b for s in owners for b in s.block_table), *(b for r in held for b in r.blocks)]
         )
         self.slots.check([*(s.slot for s in owners if s.slot), *(r.slot for r in held)])
+        self.draft_slots.check([s.draft_slot for s in owners if s.draft_slot])
         places = [*self.waiting, *self.arrived, *self.running, *self.handoff.values()]
         placed = {id(s) for s in places}
         assert len(placed) == len(places), f"a sequence is in two queues: {[s.request_id for s in places]}"

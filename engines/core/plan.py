@@ -49,12 +49,21 @@ class PlanItem(NamedTuple):
 
     `sequence` is borrowed: its fields are those of planning time until the plan is committed, then they move on.
     `completes`: the last row's hidden state yields a token (every decode row, and the last chunk of a prompt).
+    A decode item's rows are the last committed token and the first `rows - 1` of its held drafts, to be verified.
+
+    Draft info (what a draft was drawn from) lives on the device, in slots 1..sequences_max of drafts each; slot 0
+    is never written and says "pad, with probability 1". `read_slot`: whose drafts this step verifies, 0 = there are
+    none or they are pads. `write_slot`: where this step puts the drafts that it makes, 0 = it makes none. Both are
+    0 without drafts. A step reads before it writes: the two are one slot or `read_slot` is 0. A completing prefill
+    item of a NORMAL engine has a `write_slot` too; a runner that does not draft there leaves it alone.
     """
 
     sequence: Sequence
     start: int
     rows: int
     completes: bool
+    read_slot: int = 0
+    write_slot: int = 0
 
     @property
     def request_id(self) -> str:
@@ -68,8 +77,15 @@ class PlanItem(NamedTuple):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Ids of the rows [start, end) as far as they are committed: a decode item's drafts are not among them."""
-        return self.sequence.token_slice(self.start, self.start + self.rows)
+        """Ids of the rows [start, end) as far as the host knows them: committed ones, then held drafts (or pads).
+
+        All `rows` of them, except where the step before is still open (pipelined decode): then fewer, mostly none.
+        """
+        sequence, end = self.sequence, self.start + self.rows
+        committed = sequence.token_slice(self.start, end)
+        if end <= sequence.len or self.start >= sequence.len:
+            return committed
+        return committed + tuple(sequence.drafts[: end - sequence.len])
 
     def lookback(self, count: int) -> tuple[int, ...]:
         """The `count` ids before `start`, oldest first, fewer at the beginning of the sequence."""
@@ -147,15 +163,25 @@ class StepResult:
     """What a step computed, aligned with `Plan.items`.
 
     `sampled[i]` is the token after the last row (any value for a chunk that does not complete its prompt).
-    `accepted[i]` are the draft tokens verified before it; an empty outer sequence means that no step has drafts.
-    `logprobs` likewise: empty, or one entry for each item, for its sampled token. `failed` maps request ids to what
-    went wrong with that request alone; it ends with FinishReason.ERROR and pushes no token.
+    Each of the following is empty (nobody has any) or has one entry an item:
+
+    `accepted[i]`: the held drafts that were accepted, in order, at most rows - 1; they come before the sampled token.
+    `logprobs[i]`: of the sampled token. `accepted_logprobs[i]`: of the accepted drafts, one each, or empty.
+    `drafts[i]`: the next drafts, `drafts` ids of the rules, written to `write_slot`; empty = none were made, and the
+    next step verifies pads. Of a prefill item only where it completes a prompt of a NORMAL engine.
+    `confidences[i]`: raw acceptance confidence of each of the next drafts, 0..1; empty = no confidence head.
+
+    `failed` maps request ids to what went wrong with that request alone; it ends with FinishReason.ERROR and pushes
+    no token.
     """
 
     sampled: Seq[int]
     accepted: Seq[Seq[int]] = ()
     logprobs: Seq[TokenLogprobs | None] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    drafts: Seq[Seq[int]] = ()
+    confidences: Seq[Seq[float]] = ()
+    accepted_logprobs: Seq[Seq[TokenLogprobs]] = ()
 
 
 @dataclass(frozen=True, slots=True)

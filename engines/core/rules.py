@@ -13,8 +13,9 @@ class SchedulingRules:
 
     `all_interval`, `any_interval`: at every multiple of the first, decode gives way to prefill if all ranks want it,
     of the second if any does (engine runtime notes 2). `chunk_alignment`: rows of a chunk are charged in multiples of
-    this (2 * context-parallel ranks). `lookahead_tokens`: no chunk is shorter. `drafts` are verified for every
-    sequence in every decode step. `sum_k_max` bounds the keys of a prefill step. The switches below exist because
+    this (2 * context-parallel ranks). `lookahead_tokens`: no chunk is shorter. `drafts` are made for
+    every sequence in every decode step and verified in the next; `pad_token_id` stands in where none were made, and
+    is any id of the vocabulary. `sum_k_max` bounds the keys of a prefill step. The switches below exist because
     the published engine, whose traces are our fixtures, does the opposite; the defaults are what we want.
 
     `vote_when_idle`: while no rank of the group runs anything, vote on every step. `purge_before_vote`: a dead
@@ -30,6 +31,7 @@ class SchedulingRules:
     chunk_alignment: int = 1
     lookahead_tokens: int = 0
     drafts: int = 0
+    pad_token_id: int = 0
     sum_k_max: int = SUM_K_UNLIMITED
     vote_when_idle: bool = True
     purge_before_vote: bool = True
@@ -44,7 +46,7 @@ class SchedulingRules:
         for name in ("all_interval", "any_interval", "chunk_alignment", "sum_k_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("lookahead_tokens", "drafts"):
+        for name in ("lookahead_tokens", "drafts", "pad_token_id"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
 

@@ -1,9 +1,10 @@
 """The step scheduler of one rank: submit work, cast a ballot, plan a step, commit its result."""
 
-from shoal.engines.config import EngineConfig, Role
+from shoal.engines.config import STEP_TIME_OFF, EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
 from shoal.engines.core.commit import commit_step
 from shoal.engines.core.decode import plan_decode
+from shoal.engines.core.drafts import VerifyChooser
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import (
     Accepted,
@@ -16,6 +17,7 @@ from shoal.engines.core.plan import (
     StepResult,
 )
 from shoal.engines.core.prefill import plan_prefill, select, wants_prefill
+from shoal.engines.core.prefill_cost import Chunk
 from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
@@ -34,8 +36,17 @@ class StepScheduler:
     `has_work` must go on stepping.
     """
 
-    def __init__(self, config: EngineConfig, eos_token_id: int, rules: SchedulingRules | None = None) -> None:
-        """Raises ValueError naming the setting, its value, the rule and the remedy."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        eos_token_id: int,
+        rules: SchedulingRules | None = None,
+        verify: VerifyChooser | None = None,
+    ) -> None:
+        """`verify` chooses how many drafts a decode step verifies; without it all of them.
+
+        Raises ValueError naming the setting, its value, the rule and the remedy.
+        """
         rules = SchedulingRules() if rules is None else rules
         if config.role is Role.ENCODER:
             raise ValueError("role = encoder has no sequences to schedule: use prompt, completion or normal")
@@ -43,6 +54,7 @@ class StepScheduler:
         self.config = config
         self.rules = rules
         self.eos_token_id = eos_token_id
+        self._verify = verify
         self._ledger = Ledger(config, rules)
         self._swapping = Swapping(self._ledger)
         self._receiving = Receiving(self._ledger)
@@ -88,6 +100,10 @@ class StepScheduler:
     def fail(self, request_id: str, detail: str) -> bool:
         """As `abort`, for a request that cannot go on: an image or a grammar failed. Reported as ERROR."""
         return self._end(request_id, FinishReason.ERROR, detail)
+
+    def refuse(self, request_id: str, detail: str) -> bool:
+        """As `abort`, for a request that no engine can serve: its grammar is none. Reported as REFUSED."""
+        return self._end(request_id, FinishReason.REFUSED, detail)
 
     def set_constrained(self, request_id: str) -> bool:
         """A grammar constrains the output, and its state cannot be recomputed. False if the request is not here."""
@@ -177,7 +193,7 @@ class StepScheduler:
             )
         else:
             self._ledger.decode_step += 1
-            decode = plan_decode(self._ledger)
+            decode = plan_decode(self._ledger, self._verify)
             self._open = Plan(
                 self._steps,
                 verdict,
@@ -197,6 +213,11 @@ class StepScheduler:
         events = commit_step(self._ledger, plan, result, self.eos_token_id)
         self._open = None
         return tuple(events)
+
+    def measured(self, plan: Plan, took_us: float) -> None:
+        """The step of a committed plan took so long: what prefill steps cost is learned from it."""
+        if plan.kind is StepKind.PREFILL and self.config.step_time_us != STEP_TIME_OFF:
+            self._ledger.prefill_cost.measured([Chunk(item.rows, item.start) for item in plan.items], took_us)
 
     # What may be read.
 

@@ -36,12 +36,21 @@ class Sequence:
 
     The scheduler that owns it is the only writer. `cached` tokens are committed in its blocks; `len` counts prompt
     and output; `prompt_len` is the client's prompt alone, so a re-routed sequence starts with outputs.
+
+    Drafts (engine runtime notes 1.4, 7.3): `drafts` held to be verified, none or all, pads where none were made;
+    `has_draft_info`: the slot `draft_slot` holds what they were drawn from and no step has been planned to read it.
+    `accept_rates`: running product of their raw confidences (empty without), `prev_accept_rates` those of the drafts
+    before. `schedule_count` and `process_count`: steps planned and committed; they differ by the open ones.
     """
 
     __slots__ = (
+        "accept_rates",
         "block_table",
         "cached",
         "detail",
+        "draft_slot",
+        "drafts",
+        "has_draft_info",
         "is_constrained",
         "is_reported",
         "is_waiting_for_images",
@@ -49,10 +58,13 @@ class Sequence:
         "next_checkpoint",
         "output",
         "phase",
+        "prev_accept_rates",
+        "process_count",
         "prompt_len",
         "reason",
         "request",
         "request_id",
+        "schedule_count",
         "slot",
         "wants_load",
     )
@@ -68,6 +80,13 @@ class Sequence:
         self.cached = 0
         self.block_table: list[int] = []
         self.slot = 0
+        self.drafts: tuple[int, ...] = ()
+        self.draft_slot = 0  # 0 = none
+        self.has_draft_info = False
+        self.accept_rates: tuple[float, ...] = ()
+        self.prev_accept_rates: tuple[float, ...] = ()
+        self.schedule_count = 0
+        self.process_count = 0
         self.phase = phase
         self.reason: FinishReason | None = None
         self.detail = ""
@@ -107,6 +126,11 @@ class Sequence:
             return tuple(self.output[start - split : end - split])
         return given[start:] + tuple(self.output[: end - split])
 
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """Output tokens of the request over all attempts; costs what it returns."""
+        return self.token_slice(self.prompt_len, self.len)
+
     def image_at(self, cut: int) -> ImageSpan | None:
         """The image that a chunk ending at `cut` would divide; a cut at its first position is legal."""
         for span in self.request.images:
@@ -136,5 +160,10 @@ class Sequence:
         """Forget what was cached, after its memory was taken away: it waits to be computed again from 0."""
         assert not self.block_table, f"{self.request_id} restarts while it owns blocks {self.block_table}"
         assert not self.slot, f"{self.request_id} restarts while it owns slot {self.slot}"
+        assert not self.draft_slot, f"{self.request_id} restarts while it owns draft slot {self.draft_slot}"
         self.move(Phase.WAITING)
         self.cached = 0
+        self.drafts = ()
+        self.has_draft_info = False
+        self.accept_rates = self.prev_accept_rates = ()
+        self.schedule_count = self.process_count = 0

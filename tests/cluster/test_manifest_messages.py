@@ -114,8 +114,9 @@ RULES = [
      "decode.dp = 2 is not run by this version: a group is one rank; write dp: 1 and more groups"),
     (PD.replace("prefill: {groups: 1}", "prefill: {groups: 1, ep: 2}"),
      "prefill.ep = 2 is not run by this version: a group is one rank; write ep: 1 and more groups"),
-    (PD.replace("prefill: {groups: 1}", "prefill: {groups: 1, step_time_budget: auto}"),
-     "prefill.step_time_budget = auto is not run by this version; write off and set step_tokens_max"),
+    (PD.replace("prefill: {groups: 1}", "prefill: {groups: 1, step_time_budget: soon}"),
+     "prefill.step_time_budget = soon must be off, auto or a duration such as 250ms; auto: as long as "
+     "step_tokens_max rows take"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, drafts: 5}"),
      "decode.drafts = 5 is not run by this version; write 0"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, verify: varlen}"),

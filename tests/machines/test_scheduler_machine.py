@@ -12,10 +12,24 @@ from tests.engines.core.desk import Desk, config_of, next_token, request_of
 STEPS_TO_DRAIN = 5000
 
 
+class SomeRows:
+    """Verifies a number of drafts that changes from step to step and from sequence to sequence."""
+
+    def __init__(self, drafts):
+        self.drafts = drafts
+
+    def choose(self, sequences):
+        assert sequences
+        assert all(s.process_count == s.schedule_count for s in sequences)
+        return [1 + (s.len * 7 + s.process_count) % (1 + self.drafts) for s in sequences]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come, are aborted, loaded, reserved, admitted and released at any moment, also within a step."""
 
     role = Role.NORMAL
+    budgets = (6, 16, 64)
+    drafts = st.just(0)
 
     def __init__(self):
         super().__init__()
@@ -30,15 +44,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         blocks=st.sampled_from([6, 9, 20]),
         slots=st.sampled_from([3, 6]),
-        budget=st.sampled_from([6, 16, 64]),
+        budget=st.sampled_from([0, 1, 2]),
         watermark=st.sampled_from([0.5, 0.9, 1.0]),
         recompute=st.booleans(),
+        data=st.data(),
     )
-    def build(self, blocks, slots, budget, watermark, recompute):
+    def build(self, blocks, slots, budget, watermark, recompute, data):
+        budget = self.budgets[budget]
         config = config_of(
             self.role, blocks, slots, step_tokens_max=budget, watermark=watermark, recompute_preempted=recompute
         )
-        self.desk = Desk.open(config, all_interval=3, any_interval=5)
+        drafts = data.draw(self.drafts)
+        verify = data.draw(st.sampled_from([None, SomeRows(drafts)])) if drafts else None
+        self.desk = Desk.open(config, verify, all_interval=3, any_interval=5, drafts=drafts)
         self.scheduler = self.desk.scheduler
 
     def new_id(self):
@@ -161,6 +179,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert item.rows > 0
             assert item.end <= 16 * len(item.block_table)
             assert len(item.token_ids) == item.rows
+            assert item.read_slot in (0, item.write_slot)
+            if plan.kind is StepKind.DECODE:
+                assert bool(item.write_slot) == bool(self.scheduler.rules.drafts)
+                assert len(item.sequence.drafts) == self.scheduler.rules.drafts
             assert not item.sequence.is_waiting_for_images
 
     @invariant()
@@ -209,6 +231,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert total == min(request.prompt_len + request.sampling.max_tokens, 257)
 
 
+class DraftMachine(SchedulerMachine):
+    """Every decode step verifies drafts, some or all of those held; the tokens are the same."""
+
+    budgets = (24, 40, 64)
+    drafts = st.integers(1, 5)
+
+
+class CompletionDraftMachine(DraftMachine):
+    role = Role.COMPLETION
+
+
 class PromptMachine(SchedulerMachine):
     role = Role.PROMPT
 
@@ -224,3 +257,7 @@ TestPromptScheduler = PromptMachine.TestCase
 TestPromptScheduler.settings = SETTINGS
 TestCompletionScheduler = CompletionMachine.TestCase
 TestCompletionScheduler.settings = SETTINGS
+TestDraftScheduler = DraftMachine.TestCase
+TestDraftScheduler.settings = SETTINGS
+TestCompletionDraftScheduler = CompletionDraftMachine.TestCase
+TestCompletionDraftScheduler.settings = SETTINGS

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.blocks import Availability, BlockPool
 from shoal.engines.core.golden import experts
 from shoal.engines.core.golden.outcome import NotYetError, differences
@@ -167,7 +168,20 @@ def _swa_row_bytes() -> int:
     return CacheShape((0,), (), (), 1, 0, window=1, backtracking=0, head_dim=512).swa_row_bytes
 
 
+def replay_accept(row: Entry) -> Entry:
+    """The accepted prefix of one request's rows; the last row has no draft."""
+    verified = accepted_prefix(row["draft"][:-1], row["raw_accept"], row["candidate"], row["forced"])
+    return {
+        "expect": {
+            "accepted": list(verified.accepted),
+            "num_accepted": len(verified.accepted),
+            "sampled": verified.sampled,
+        }
+    }
+
+
 ROW_REPLAYS = {
+    "accept": replay_accept,
     "num_blocks": replay_num_blocks,
     "runtime_max_model_len": replay_runtime_max_model_len,
     "state_slots": replay_state_slots,

@@ -47,6 +47,7 @@ def scheduling_rules(settings: dict[str, Any], as_published: bool) -> Scheduling
         chunk_alignment=2 * settings["cp_size"] if settings["cp_size"] > 1 else 1,
         lookahead_tokens=settings["lookahead_tokens"],
         drafts=settings["nextn"],
+        pad_token_id=settings["vocab_size"] - 1,
         sum_k_max=settings["prefill_max_sum_seqlen_k"],
         vote_when_idle=wanted,
         purge_before_vote=wanted,

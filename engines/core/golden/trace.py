@@ -8,6 +8,7 @@ from shoal.engines.core.plan import Accepted, Ended, Event, Plan, StepKind, Step
 from shoal.engines.core.request import TokenEvent
 from shoal.engines.core.vote import decide
 
+DEFAULT_CONFIDENCE = 0.5  # the schema's constant for a draft whose confidence a scenario leaves out
 EMPTY: dict[str, Any] = {
     "ignored": [],
     "finished": [],
@@ -112,15 +113,24 @@ class TraceReplay:
         plan = scheduler.plan(decide([scheduler.ballot(now_us=0)]), now_us=0)
         got = describe_plan(plan)
         got["free_blocks_after_schedule"] = scheduler.ledger.blocks.free_count
-        given = {} if plan.kind is StepKind.PREFILL else outcomes
-        results = [given.get(i.request_id, {}) for i in plan.items]
-        sampled = [one.get("token", self.settings["default_sampled_token"]) for one in results]
-        accepted = [one.get("accept", []) for one in results]
-        events = scheduler.commit(plan, StepResult(sampled, accepted), now_us=0)
+        events = scheduler.commit(plan, self._result(plan, outcomes), now_us=0)
         got["processed_current"] = describe_processed(plan, events)
         got["waiting"] = [sequence.request_id for sequence in scheduler.ledger.waiting]
         got["decode_step"] = scheduler.decode_step
         return got
+
+    def _result(self, plan: Plan, outcomes: dict[str, Any]) -> StepResult:
+        """What the scenario says was sampled; a decode step makes drafts, whatever their ids, a prefill step none."""
+        default, drafts = self.settings["default_sampled_token"], self.settings["nextn"]
+        if plan.kind is StepKind.PREFILL:
+            return StepResult([default] * len(plan.items))
+        results = [outcomes.get(i.request_id, {}) for i in plan.items]
+        return StepResult(
+            sampled=[one.get("token", default) for one in results],
+            accepted=[one.get("accept", []) for one in results],
+            drafts=[[default + 1 + i for i in range(drafts)] for _ in results],
+            confidences=[one.get("confidences", [DEFAULT_CONFIDENCE] * drafts) for one in results],
+        )
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

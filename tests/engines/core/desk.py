@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
-from shoal.engines.core.plan import Event, Plan, StepResult
-from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokenEvent
+from shoal.engines.core.acceptance import accepted_prefix
+from shoal.engines.core.plan import Event, Plan, StepKind, StepResult
+from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokenEvent, TokenLogprobs
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.vote import decide
@@ -43,6 +44,31 @@ def hash_of(text: str) -> int:
     return value
 
 
+def drafts_of(sequence_id: str, length: int, count: int) -> list[int]:
+    """What the stand-in drafts for the positions from `length` on: mostly right, now and then not."""
+    positions = range(length, length + count)
+    return [0 if hash_of(f"{sequence_id} {p}") % 4 == 0 else next_token(sequence_id, p) for p in positions]
+
+
+def drafting_result(plan: Plan, drafts: int, failed=()) -> StepResult:
+    """Verify the drafts among a decode plan's rows as the stand-in samples, and make the next ones."""
+    verified = []
+    for item in plan.items:
+        truth = [next_token(item.request_id, item.start + 1 + row) for row in range(item.rows)]
+        held = item.token_ids[1:]
+        assert len(held) == item.rows - 1, f"{item.request_id}: {item.token_ids} are not {item.rows} rows"
+        verified.append(accepted_prefix(held, [a == b for a, b in zip(held, truth, strict=False)], truth))
+    lengths = [i.start + 2 + len(v.accepted) for i, v in zip(plan.items, verified, strict=True)]
+    return StepResult(
+        sampled=[v.sampled for v in verified],
+        accepted=[v.accepted for v in verified],
+        failed=failed,
+        drafts=[drafts_of(i.request_id, n, drafts) for i, n in zip(plan.items, lengths, strict=True)],
+        confidences=[[0.5] * drafts for _ in verified],
+        accepted_logprobs=[[TokenLogprobs(-1.0 * t) for t in v.accepted] for v in verified],
+    )
+
+
 @dataclass
 class Desk:
     """One scheduler; `step` plans, samples and commits, checking conservation at every stage."""
@@ -52,8 +78,8 @@ class Desk:
     plans: list[Plan] = field(default_factory=list)
 
     @classmethod
-    def open(cls, config=None, **rules):
-        return cls(StepScheduler(config_of() if config is None else config, EOS, SchedulingRules(**rules)))
+    def open(cls, config=None, verify=None, **rules):
+        return cls(StepScheduler(config_of() if config is None else config, EOS, SchedulingRules(**rules), verify))
 
     def plan(self) -> Plan:
         scheduler = self.scheduler
@@ -64,8 +90,12 @@ class Desk:
 
     def commit(self, plan: Plan, tokens: dict[str, int] | None = None, failed=()) -> tuple[Event, ...]:
         given = tokens or {}
-        sampled = [given.get(i.request_id, next_token(i.request_id, i.end)) for i in plan.items]
-        events = self.scheduler.commit(plan, StepResult(sampled, failed=tuple(failed)), now_us=0)
+        if self.scheduler.rules.drafts and plan.kind is StepKind.DECODE:
+            result = drafting_result(plan, self.scheduler.rules.drafts, tuple(failed))
+        else:
+            sampled = [given.get(i.request_id, next_token(i.request_id, i.end)) for i in plan.items]
+            result = StepResult(sampled, failed=tuple(failed))
+        events = self.scheduler.commit(plan, result, now_us=0)
         self.scheduler.check()
         self.events += events
         return events
