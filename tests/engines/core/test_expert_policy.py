@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from expert_opponents import naive, peaks
+from expert_opponents import naive, peaks, published_layer
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from shoal.engines.core.experts.placement import Placement, extra_places, replica_index
@@ -46,17 +46,33 @@ def test_every_expert_is_placed_and_no_rank_holds_one_twice(case):
     assert (peaks(again, loads) <= peaks(solved, loads) * (1 + 1e-5)).all()
 
 
-@given(cases())
-@settings(max_examples=200, deadline=None)
-def test_ours_is_hardly_ever_worse_than_naive(case):
-    """One layer may lose a little to luck: replicas are chosen before places are."""
-    loads, ranks, extra = case
-    ours = peaks(solve(loads, Placement.start(*loads.shape[1:], extra, ranks)), loads)
+@given(st.integers(2, 8), st.integers(8, 40), st.integers(0, 2), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_ours_is_never_worse_than_naive(ranks, experts, more, seed):
+    """On any traffic, over a few layers. (A handful of tokens can be set up so that other replicas were luckier.)"""
+    extra = -experts % ranks + more * ranks
+    loads = next(windows(TrafficShape(4, experts, 50 * experts, topics=3, topic_steps=10), 20, seed))
+    ours = peaks(solve(loads, Placement.start(4, experts, extra, ranks)), loads)
     opponent = naive(loads, ranks, extra)
     event("naive runs into a corner" if opponent is None else "compared")
     if opponent is not None:
         opponent.check()
-        assert (ours <= peaks(opponent, loads) * 1.2 + 1e-6).all()
+        assert ours.sum() <= peaks(opponent, loads).sum() * 1.001
+
+
+@given(st.integers(1, 4), st.integers(2, 8), st.integers(0, 2), st.integers(1, 5), st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_the_published_policy_follows_its_rules(ranks, experts, more, steps, seed):
+    """Loads are large and random, so that no choice hangs on the last bit of a sum."""
+    extra = -experts % ranks + more * ranks
+    loads = np.random.default_rng(seed).integers(0, 10**9, (steps, 2, experts))
+    placement = solve_published(loads, ranks, extra)
+    placement.check(allows_twins=True)
+    for layer in range(2):
+        places, counts = published_layer(loads[:, layer].tolist(), ranks, extra)
+        assert placement.counts[layer].tolist() == counts
+        # Replicas of one expert weigh the same, so only their order may differ: the experts of places do not.
+        assert placement.experts[layer].tolist() == places
 
 
 def test_over_many_layers_ours_beats_naive_published_and_start():

@@ -24,13 +24,17 @@ def moe_layers(directory: str) -> list[MoeWeights]:
 
 
 def targets(layers: int, experts: int) -> list[Placement]:
-    """Placements to go through: two solved ones, the start again, and one that only changes layer 1 inside ranks."""
+    """Placements to go through: two solved ones, the start again, and one that changes two layers.
+
+    Of these, layer 1 changes inside rank 0; in layer 2 the last rank receives expert 3 once, for its last two places.
+    """
     start = Placement.start(layers, experts, RANKS * SPARE, RANKS)
     shape = TrafficShape(layers, experts, choices=2_000, zipf=1.2, drift=0.5, topics=2)
     first, second = (window for window, _ in zip(windows(shape, 25, seed=1), range(2), strict=False))
     one = solve(first, start)
     inside = np.array(start.experts)
     inside[1, [0, 1]] = inside[1, [1, 0]]
+    inside[2, -2:] = 3
     return [one, solve(second, one), start, Placement.of(inside, RANKS, experts)]
 
 
