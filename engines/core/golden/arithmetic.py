@@ -4,6 +4,7 @@ from typing import Any
 
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.blocks import Availability, BlockPool
+from shoal.engines.core.golden.lengths import replay_graph_sizes, replay_redistribute
 from shoal.engines.core.golden.outcome import NotYetError, differences
 from shoal.engines.core.inflight import InFlight
 from shoal.engines.core.layout import (
@@ -188,6 +189,8 @@ ROW_REPLAYS = {
     "ring": replay_ring,
     "state_layout": replay_state_layout,
     "block_layout": replay_block_layout,
+    "graph_sizes": replay_graph_sizes,
+    "zos_redistribute": replay_redistribute,
 }
 ENTRY_REPLAYS = {
     "blocks": replay_blocks,
