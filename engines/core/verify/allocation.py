@@ -53,9 +53,10 @@ def split_places(rates: NDArray[np.floating], places: int) -> Ints:
         return np.full(count, rates.shape[1], np.int64)
     flat = rates.ravel()
     least = np.partition(flat, len(flat) - places)[len(flat) - places]
-    taken = flat > least
-    missing = places - int(np.count_nonzero(taken))
-    taken[np.flatnonzero(flat == least)[:missing]] = True
+    taken = flat >= least
+    excess = int(np.count_nonzero(taken)) - places
+    if excess:
+        taken[np.flatnonzero(flat == least)[-excess:]] = False
     rows = np.zeros(count, np.int64)
     for column in taken.reshape(rates.shape).T:  # a handful of adds; a sum along so short an axis costs four times that
         rows += column
