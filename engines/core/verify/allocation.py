@@ -74,3 +74,10 @@ def allocate(size_rates: Floats, split_rates: Floats, times_ms: Floats) -> Alloc
     """Choose the total by `size_rates` and give it out by `split_rates`, both [sequences, drafts] with equal holes."""
     total = choose_total(size_rates, times_ms)
     return Allocation(split_places(split_rates, total.rows - len(split_rates)) + 1, total)
+
+
+def allocate_total(size_rates: Floats, split_rates: Floats, times_ms: Floats, rows: int) -> Allocation:
+    """Give out `rows` that were decided elsewhere, within the curve: at least one a sequence."""
+    best = np.sort(size_rates, axis=None)[::-1][: rows - len(size_rates)]
+    total = Total(rows, len(size_rates) + float(best.sum()), float(times_ms[rows]))
+    return Allocation(split_places(split_rates, rows - len(split_rates)) + 1, total)

@@ -4,9 +4,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal.engines.core.verify.allocation import Total, allocate
+from shoal.engines.core.verify.allocation import Total, allocate, allocate_total
 from shoal.engines.core.verify.curve import StepCurve
 from shoal.engines.core.verify.estimators import StepEstimators, StepTimes
+from shoal.engines.core.verify.group import GroupTotal, Offer, offer, rank_total
 from shoal.engines.core.verify.rates import Drafted, rate_queues
 
 
@@ -53,6 +54,7 @@ class VerifyLengths:
     def __init__(self, settings: VerifySettings) -> None:
         self.settings = settings
         self.last: Total | None = None  # why the last choice came out as it did; None where nothing was chosen
+        self._agreed: GroupTotal | None = None
         self._estimators = None if settings.curve is None else StepEstimators(settings.curve)
 
     def feed(self, times: StepTimes) -> None:
@@ -71,15 +73,35 @@ class VerifyLengths:
         settings, curve = self.settings, self.settings.curve
         if len(sequences) > settings.sequences_max:
             raise ValueError(f"{len(sequences)} sequences exceed sequences_max = {settings.sequences_max}")
-        self.last = None
+        self.last, agreed, self._agreed = None, self._agreed, None
         if curve is None or self._estimators is None or not sequences:
             return [1 + len(one.drafts) for one in sequences]
         queues = rate_queues(sequences, settings.drafts)
         times_ms = curve.times_ms(self._estimators.slope_ms(), self._estimators.sampler_ms(len(sequences)))
-        chosen = allocate(queues.size, queues.split, times_ms)
+        if agreed is None:
+            chosen = allocate(queues.size, queues.split, times_ms)
+        else:
+            # A sequence may have come since the offer; its row is not negotiable.
+            total = rank_total(queues.size, max(agreed.size, len(sequences)))
+            chosen = allocate_total(queues.size, queues.split, times_ms, total)
         self.last = chosen.total
         rows: list[int] = chosen.rows.tolist()
         return rows
+
+    def offer(self, sequences: Seq[Drafted]) -> Offer | None:
+        """What this rank would make of each size, for the group to agree on one; None where nothing is chosen.
+
+        `sequences` are those of the step to come, as far as they are known; raises ValueError as `choose`.
+        """
+        curve = self.settings.curve
+        if curve is None or self._estimators is None:
+            return None
+        rates = rate_queues(sequences, self.settings.drafts).size
+        return offer(rates, curve, self._estimators.slope_ms(), self._estimators.sampler_ms(len(sequences)))
+
+    def agree_on(self, total: GroupTotal) -> None:
+        """The next choice, and that alone, fills the size that the group agreed on."""
+        self._agreed = total
 
     def corrections(self, sequences: int) -> tuple[float, float]:
         """(milliseconds a row, of the sampler) that a step of so many sequences adds to the curve; 0 without one."""

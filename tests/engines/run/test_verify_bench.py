@@ -5,6 +5,7 @@ from shoal.engines.core.verify.lengths import VerifyMode, VerifySettings
 from shoal.engines.run.published import DRAFTS, PUBLISHED, published_curve
 from shoal.engines.run.scheduler_load import Case, OurLoad, expected_tokens
 from shoal.engines.run.verify_bench import measure
+from shoal.engines.run.verify_group_bench import measure as measure_group
 
 
 @pytest.mark.parametrize("point", PUBLISHED, ids=lambda point: str(point.sequences))
@@ -48,3 +49,9 @@ def test_a_load_that_chooses_lengths_verifies_fewer_rows():
     fewer, all_rows = ([one.step().tokens for _ in range(30)] for one in (chosen, full))
     assert all(tokens >= 60 for tokens in fewer)
     assert 60 * 30 < sum(fewer) < sum(all_rows)
+
+
+def test_a_group_that_chooses_together_never_does_worse_than_ranks_alone():
+    figure = measure_group(sequences=32, spread=0.25, ranks=4, steps=40, seed=0)
+    assert figure.group_over_alone_percent > 0
+    assert figure.group_percent > figure.alone_percent

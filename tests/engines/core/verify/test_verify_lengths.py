@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 from shoal.engines.core.verify.curve import StepCurve
 from shoal.engines.core.verify.estimators import StepEstimators, StepTimes
+from shoal.engines.core.verify.group import GroupTotal, agree
 from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
 from shoal.engines.core.verify.rates import NO_DRAFT, rate_queues
 
@@ -103,3 +104,28 @@ def test_a_sampler_time_of_its_own_count_comes_first():
     assert estimators.slope_ms() == 0.0
     with pytest.raises(ValueError, match="graph_size = 7 is beyond the curve's 6"):
         estimators.feed(StepTimes(1, 7, 9.0, 5.0))
+
+
+def test_a_rank_fills_the_size_its_group_agreed_on_and_then_chooses_alone_again():
+    """Its own sequences are not worth 6 rows, but another rank's are and everybody waits for that one."""
+    poor = [Held((0.25, 0.125), (0.25, 0.125))] * 2
+    good = [Held((0.9375, 0.875), (0.9375, 0.875))] * 2
+    one, other = (VerifyLengths(VerifySettings(VerifyMode.VARLEN, 2, 2, CURVE)) for _ in range(2))
+    assert one.choose(poor) == [1, 1]
+    offers = [one.offer(poor), other.offer(good)]
+    total = agree(offers, CURVE.sizes)
+    assert total.size == 6
+    one.agree_on(total)
+    assert one.choose(poor) == [3, 3]
+    assert (one.last.rows, one.last.tokens, one.last.time_ms) == (6, 2.75, 15.0)
+    assert one.choose(poor) == [1, 1]
+
+
+def test_a_sequence_that_came_after_the_offer_still_has_its_row():
+    lengths = VerifyLengths(VerifySettings(VerifyMode.VARLEN, 2, 3, CURVE))
+    lengths.agree_on(GroupTotal(2, 2.0, 10.0))
+    assert lengths.choose([Held((0.5, 0.25), (0.5, 0.25))] * 3) == [1, 1, 1]
+
+
+def test_full_lengths_offer_nothing():
+    assert VerifyLengths(VerifySettings(VerifyMode.FULL, 2, 3)).offer([Held()]) is None
