@@ -1,6 +1,7 @@
 """The `shoal` command: one sub-command a module, exit codes 0 done, 1 failed, 2 bad usage or manifest."""
 
 import typer
+from shoal.cluster.commands import bench
 from shoal.cluster.commands.chat import chat, generate
 from shoal.cluster.commands.demo import demo
 from shoal.cluster.commands.operate import down, status, up
@@ -15,6 +16,7 @@ app = typer.Typer(
 )
 for command in (up, down, status, chat, generate, validate, plan, demo):
     app.command()(command)
+bench.register(app)
 
 
 def main() -> None:

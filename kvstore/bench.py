@@ -4,6 +4,8 @@
 reported, never asserted.
 """
 
+import argparse
+import json
 import os
 import shutil
 import sys
@@ -11,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -213,12 +215,23 @@ def _seconds(call: Callable[[], object], repeats: int = 20) -> float:
     return median(times)
 
 
-def main() -> None:
-    """Print the table."""
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.gettempdir())
-    for line in bench_store(directory).lines():
-        sys.stdout.write(line + "\n")
+def main(arguments: Sequence[str]) -> int:
+    """Print the table, or JSON; exit status 0, or 2 for a folder that is not there."""
+    parser = argparse.ArgumentParser(prog="store bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("directory", nargs="?", type=Path, default=Path(tempfile.gettempdir()), help="scratch folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    asked = parser.parse_args(arguments)
+    if not asked.directory.is_dir():
+        sys.stderr.write(f"{asked.directory} is not a folder: name one to measure files in\n")
+        return 2
+    measured = bench_store(asked.directory)
+    if asked.json:
+        figures = [{**asdict(one), "ratio": one.ratio} for one in measured.figures]
+        sys.stdout.write(json.dumps({"bench": "store", "figures": figures}, indent=1) + "\n")
+    else:
+        sys.stdout.write("\n".join(measured.lines()) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -3,11 +3,13 @@
 Run `python -m shoal.cluster.live.transfer_bench`; figures are medians of one run, so that their ratios mean something.
 """
 
+import argparse
 import json
 import multiprocessing
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,5 +107,16 @@ def _figures(times: dict[str, float]) -> dict[str, float]:
     return figures
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Print the figures, a line each or as JSON; exit status 0."""
+    parser = argparse.ArgumentParser(prog="transfer bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    asked = parser.parse_args(arguments)
+    figures = measure()
+    lines = json.dumps(figures, indent=1) if asked.json else "\n".join(f"{k:<24}{v:>10}" for k, v in figures.items())
+    sys.stdout.write(lines + "\n")
+    return 0
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""Reference of the device's part in pipelined decode: spread rows, correct lengths, gather tokens and look-backs.
+"""Reference of the device's part in pipelined decode: correct lengths, gather tokens and look-backs.
 
-Plain numpy, one function a kernel (engine runtime notes 6.4, 6.5, 7.6). R rows of this step, P of the step before, n
-drafts; `previous` int [R] is the row in the step before, -1 = fresh (padding rows too).
+Plain numpy, one function a kernel (engine runtime notes 6.4, 6.5); `verify.redistribution` spreads rows. R rows of this
+step, P of the step before, n drafts; `previous` int [R] is the row in the step before, -1 = fresh (padding rows too).
 """
 
 from collections.abc import Sequence as Seq
@@ -10,21 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 NO_TOKEN = -1
-
-
-def redistribute(confidences: Floats, previous: Ints, rows_total: int) -> Ints:
-    """Query rows [R], rows_total in all: one each, the rest to the likeliest drafts; ties go to the lower index.
-
-    confidences: float32 [P, n], raw, of the drafts made by the step before. A fresh row's drafts have rate 0.
-    """
-    count, drafts = len(previous), confidences.shape[1]
-    rates = np.cumprod(confidences.astype(np.float32), axis=1, dtype=np.float32)
-    own = np.where(previous[:, None] >= 0, rates[np.maximum(previous, 0)], np.float32(0)).reshape(-1)
-    order = np.argsort(-own, kind="stable")[: max(rows_total - count, 0)]
-    return 1 + np.bincount(order // drafts, minlength=count).astype(np.int64)
 
 
 def correct_lengths(base: Ints, q: Ints, previous: Ints, accepted: Ints, drafts: int) -> Ints:

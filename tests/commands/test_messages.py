@@ -35,7 +35,7 @@ def edited(tmp_path: Path, old: str, new: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["up", "down", "status", "chat", "generate", "validate", "plan", "demo"])
+@pytest.mark.parametrize("name", ["up", "down", "status", "chat", "generate", "validate", "plan", "demo", "bench"])
 def test_help_shows_an_example(say: CliRunner, name: str) -> None:
     assert f"Example: shoal {name}" in told(say.invoke(app, [name, "--help"]), 0)
 

@@ -6,7 +6,8 @@ import numpy as np
 from shoal.engines.core.golden.outcome import differences
 from shoal.engines.core.plan import Event, Plan, StepResult
 from shoal.engines.core.scheduler import StepScheduler
-from shoal.engines.core.zos_device import correct_lengths, gather_tokens, redistribute
+from shoal.engines.core.verify.redistribution import redistribute
+from shoal.engines.core.zos_device import correct_lengths, gather_tokens
 from shoal.engines.core.zos_remap import remap_plans, remap_rows
 
 Entry = dict[str, Any]
@@ -82,9 +83,3 @@ def replay_device(entry: Entry) -> list[str]:
         "positions": [list(range(end - rows, end)) for rows, end in zip(q.tolist(), k.tolist(), strict=True)],
     }
     return differences(entry["expect"], got, "expect")
-
-
-def replay_redistribute(row: Entry) -> Entry:
-    """Rows of each sequence."""
-    confidences = np.array(row["prev_confidences"], dtype=np.float32)
-    return {"q": redistribute(confidences, np.array(row["remap"]), row["total_q"]).tolist()}

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from shoal.engines.core.golden.arithmetic import ENTRY_REPLAYS, ROW_REPLAYS, replay_rows
 from shoal.engines.core.golden.group import replay_vote, replay_vote_table
+from shoal.engines.core.golden.lengths import replay_verify
 from shoal.engines.core.golden.matcher import replay_matcher
 from shoal.engines.core.golden.outcome import MalformedError, NotYetError, Outcome, Verdict
 from shoal.engines.core.golden.trace import TraceReplay
@@ -29,7 +30,7 @@ def replay_file(path: Path) -> Iterator[Verdict]:
             if section == "scenarios":
                 yield replay_entry(entry, document.get("trace_defaults", {}))
             else:
-                yield Verdict(f"varlen {section}", str(entry["id"]), Outcome.NOT_YET, ("verify lengths",))
+                yield replay_verify(section, entry)
 
 
 def replay_entry(entry: dict[str, Any], defaults: dict[str, Any]) -> Verdict:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.plan import Event, Plan, StepKind, StepResult
+from shoal.engines.core.verify.redistribution import redistribute
 from shoal.engines.core.vote import decide
-from shoal.engines.core.zos_device import correct_lengths, gather_lookback, gather_tokens, redistribute
+from shoal.engines.core.zos_device import correct_lengths, gather_lookback, gather_tokens
 from shoal.engines.core.zos_remap import Remap, lookback_window, remap_plans
 
 from tests.engines.core.desk import Desk, drafts_of, hash_of, next_token, truth_of

@@ -1,10 +1,12 @@
 """The recorded scenarios, one test an entry, and the replayer's own honesty."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 from shoal.engines.core.golden.__main__ import main
+from shoal.engines.core.golden.lengths import replay_verify
 from shoal.engines.core.golden.outcome import Outcome
 from shoal.engines.core.golden.replay import replay_entry, replay_file
 
@@ -13,7 +15,7 @@ DOCUMENT = yaml.safe_load((DATA / "scheduler.yaml").read_text())
 DEFAULTS = DOCUMENT["trace_defaults"]
 COVERED_KINDS = {
     "vote", "vote_table", "blocks", "num_blocks", "inflight", "runtime_max_model_len", "yoco", "yoco_mask", "yoco_clip",
-    "ring", "state_layout", "state_slots", "block_layout", "accept", "so_matcher",
+    "ring", "state_layout", "state_slots", "block_layout", "accept", "so_matcher", "graph_sizes",
     "eplb", "eplb_extra", "eplb_schedule", "moe_lb", "zos_remap", "zos_device", "zos_redistribute",
 }  # fmt: skip
 LATER_TRACES = ("zos-07", "stop-04-so-dead")
@@ -55,10 +57,37 @@ def test_an_unknown_defect_is_not_passed_silently():
     assert replay_entry(entry, DEFAULTS).outcome is Outcome.NOT_YET
 
 
-def test_drafts_files_are_reported_by_name():
+VERIFY = json.loads((DATA / "varlen.json").read_text())
+VERIFY_ENTRIES = [(section, entry) for section in ("host", "estimators", "device") for entry in VERIFY[section]]
+
+
+@pytest.mark.parametrize(
+    ("section", "entry"), VERIFY_ENTRIES, ids=lambda one: one["id"] if isinstance(one, dict) else one
+)
+def test_recorded_verify_length(section, entry):
+    verdict = replay_verify(section, entry)
+    assert verdict.outcome is Outcome.PASSED, "\n".join(verdict.differences)
+
+
+def test_every_entry_about_verify_lengths_is_replayed():
     verdicts = list(replay_file(DATA / "varlen.json"))
     assert len(verdicts) == 56 + 3 + 15
-    assert {verdict.outcome for verdict in verdicts} == {Outcome.NOT_YET}
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.PASSED}
+
+
+@pytest.mark.parametrize(("section", "entry"), VERIFY_ENTRIES[:1] + VERIFY_ENTRIES[56:], ids=lambda one: str(one)[:20])
+def test_a_changed_verify_length_is_a_failure(section, entry):
+    """Each kind of expectation is compared: a recorded value that is off by one fails its entry."""
+    changed = json.loads(json.dumps(entry))
+    if section == "host":
+        changed["expect"]["seqlens_q"][0] -= 1
+    elif section == "device":
+        changed["expect_q"][-1] += 1
+    elif "trace" in changed:
+        changed["trace"][-1][-1] += 1.0
+    else:
+        changed["expect"][-1] += 1.0
+    assert replay_verify(section, changed).outcome is Outcome.FAILED
 
 
 def test_the_command_counts_and_names(capsys, tmp_path):
