@@ -43,6 +43,8 @@ def grammar_of(body: ChatBody, thinking_end: int | None) -> GrammarSpec | None:
         return None
     if body.ignore_eos:
         raise _refuse("ignore_eos", "must be false where the answer has a form: EOS ends it")
+    if body.min_tokens:
+        raise _refuse("min_tokens", "must be 0 where the answer has a form, which says when it may end")
     if tools is None:
         assert form is not None, "neither form nor tools"
         return _parsed(GrammarSpec(form.kind, form.text, trigger), form.param)

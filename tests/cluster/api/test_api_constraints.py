@@ -168,6 +168,7 @@ BAD = [
     ({"structured_outputs": {"lark": "x"}}, "structured_outputs.lark", "is unknown"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot be combined with guided_regex"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "must be false"),
+    ({"guided_regex": "a", "min_tokens": 5}, "min_tokens", "must be 0"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex", "tool_choice to none"),
     ({"tools": [TOOL], "tool_choice": "required", "guided_json": SCHEMA}, "guided_json", "leave one out"),
