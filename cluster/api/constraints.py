@@ -52,6 +52,12 @@ def grammar_of(body: ChatBody, thinking_end: int | None) -> GrammarSpec | None:
     return _parsed(GrammarSpec(GrammarKind.STRUCTURAL_TAG, tag, trigger), "tools")
 
 
+def check_form(body: ChatBody) -> None:
+    """Raise BadRequestError for a form that is none, before deepseek-recipe refuses its schema without the field."""
+    if (form := asked_form(body)) is not None:
+        _parsed(GrammarSpec(form.kind, form.text), form.param)
+
+
 def asked_form(body: ChatBody) -> Form | None:
     """The form that response_format or a guided field asks for. Raises BadRequestError, also when several do."""
     forms = [form for form in (_of_response_format(body.response_format), *_guided(body)) if form is not None]

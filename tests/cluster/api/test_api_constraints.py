@@ -151,8 +151,10 @@ def test_json_or_a_call():
 
 
 BAD = [
-    ({"response_format": {"type": "xml"}}, "messages", ""),
-    ({"response_format": {"type": "json_schema"}}, "messages", ""),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object or json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must be an object"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "integr"}}}},
+     "response_format.json_schema.schema", 'Unsupported type "integr"'),
     ({"guided_json": {"type": "integr"}}, "guided_json", 'Unsupported type "integr"'),
     ({"guided_json": "{"}, "guided_json", "is not JSON"),
     ({"guided_json": {"type": "string", "pattern": "("}}, "guided_json", "parenthesis is not closed"),
