@@ -4,6 +4,7 @@ from typing import Any
 
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.blocks import Availability, BlockPool
+from shoal.engines.core.golden import experts
 from shoal.engines.core.golden.outcome import NotYetError, differences
 from shoal.engines.core.inflight import InFlight
 from shoal.engines.core.layout import (
@@ -188,12 +189,14 @@ ROW_REPLAYS = {
     "ring": replay_ring,
     "state_layout": replay_state_layout,
     "block_layout": replay_block_layout,
+    **experts.ROW_REPLAYS,
 }
 ENTRY_REPLAYS = {
     "blocks": replay_blocks,
     "inflight": replay_inflight,
     "yoco": replay_yoco,
     "yoco_mask": replay_yoco_mask,
+    **experts.ENTRY_REPLAYS,
 }
 
 

@@ -14,6 +14,7 @@ DEFAULTS = DOCUMENT["trace_defaults"]
 COVERED_KINDS = {
     "vote", "vote_table", "blocks", "num_blocks", "inflight", "runtime_max_model_len", "yoco", "yoco_mask", "yoco_clip",
     "ring", "state_layout", "state_slots", "block_layout", "accept", "so_matcher",
+    "eplb", "eplb_extra", "eplb_schedule", "moe_lb",
 }  # fmt: skip
 LATER_TRACES = ("fork-", "zos-", "stop-04-so-dead")
 
