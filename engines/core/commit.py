@@ -36,7 +36,7 @@ def commit_step(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: in
     _require_fit(plan, result, ledger.rules.drafts)
     events: list[Event] = []
     if result.failed:
-        _fail(plan, dict(result.failed))
+        _fail(ledger, plan, dict(result.failed), events)
     if plan.kind is StepKind.PREFILL:
         _commit_prefill(ledger, plan, result, eos_token_id, events)
     else:
@@ -58,11 +58,16 @@ def collect(ledger: Ledger, plan: Plan) -> list[Event]:
     return events
 
 
-def _fail(plan: Plan, details: dict[str, str]) -> None:
+def _fail(ledger: Ledger, plan: Plan, details: dict[str, str], events: list[Event]) -> None:
     for item in plan.items:
         sequence = item.sequence
-        if sequence.request_id in details and not sequence.is_finished:
-            sequence.finish(FinishReason.ERROR, details[sequence.request_id])
+        if sequence.request_id not in details or sequence.is_finished:
+            continue
+        if ledger.rules.failure_pushes_zero and item.completes:
+            events.append(TokenEvent(sequence.request_id, sequence.output_tokens, 0))
+            sequence.push(0)
+            sequence.cached = sequence.len - 1
+        sequence.finish(FinishReason.ERROR, details[sequence.request_id])
 
 
 def _commit_prefill(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int, events: list[Event]) -> None:

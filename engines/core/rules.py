@@ -23,6 +23,7 @@ class SchedulingRules:
     `charge_whole_prompt`: charge a chunk's whole prompt against `sum_k_max` instead of the keys it attends.
     `refuse_at_submit`: say at once that a request can never be served. `preempt_on_need`: a decode sequence that
     needs no block preempts nobody. `count_handoffs`: a prompt waiting for its hand-off counts as running.
+    `failure_pushes_zero`: a request that fails in a step is given a token, id 0, that nobody sampled.
     `waiting_max` requests may wait, one more is rejected; 0 = no bound. `overtaken_max`: so often may younger prompts
     be given memory before one that waits for room or for its turn; after that nobody new passes it.
     `adopt_when_sole`: a branch that alone owns a slot or block keeps it instead of copying it.
@@ -45,6 +46,7 @@ class SchedulingRules:
     refuse_at_submit: bool = True
     preempt_on_need: bool = True
     count_handoffs: bool = False
+    failure_pushes_zero: bool = False
     waiting_max: int = 0
     overtaken_max: int = 64
     adopt_when_sole: bool = True

@@ -29,6 +29,7 @@ class TraceReplay:
         self.settings = settings
         self.scheduler = build_scheduler(settings, as_published)
         self.held: list[int] = []
+        self.failing: set[str] = set()  # their grammars fail in the next step
         self.previous: tuple[Plan, StepResult] | None = None  # the open decode step and what its device computes
 
     def run(self, operations: list[dict[str, Any]]) -> list[str]:
@@ -99,6 +100,9 @@ class TraceReplay:
         return differences(True, done, f"{path} set_status")
 
     def _op_set_so_status(self, fields: dict[str, Any], path: str) -> list[str]:
+        if fields["so_status"] < 0:
+            self.failing.add(fields["id"])
+            return []
         if fields["so_status"] < 1:
             raise NotYetError(f"so_status {fields['so_status']}")
         return differences(True, self.scheduler.set_constrained(fields["id"]), f"{path} set_so_status")
@@ -162,6 +166,7 @@ class TraceReplay:
             accepted=[one.get("accept", []) for one in results],
             drafts=[[default + 1 + i for i in range(drafts)] for _ in results],
             confidences=[one.get("confidences", [DEFAULT_CONFIDENCE] * drafts) for one in results],
+            failed=tuple((i.request_id, "FINISHED_SO_FAILED") for i in plan.items if i.request_id in self.failing),
         )
 
 
