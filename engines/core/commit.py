@@ -25,24 +25,40 @@ def stop_reason(sequence: Sequence, token_id: int, eos_token_id: int, max_model_
 
 
 def commit_step(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int) -> list[Event]:
-    """Advance every sequence of the plan and free what it collected. Events are in batch order.
+    """Advance every sequence of the plan, and end those that failed. Events are in batch order.
 
     Raises ValueError, before anything changes, when the result does not fit the plan.
     """
     _require_fit(plan, result, ledger.rules.drafts)
     events: list[Event] = []
-    events += [FinishEvent(*one) for one in plan.dropped]
-    for one in plan.finished:
-        _free_finished(ledger, one, events)
-    for request_id, detail in result.failed:
-        sequence = ledger.sequences.get(request_id)
-        if sequence is not None and not sequence.is_finished:
-            sequence.finish(FinishReason.ERROR, detail)
+    if result.failed:
+        _fail(plan, dict(result.failed))
     if plan.kind is StepKind.PREFILL:
         _commit_prefill(ledger, plan, result, eos_token_id, events)
     else:
         _commit_decode(ledger, plan, result, eos_token_id, events)
     return events
+
+
+def collect(ledger: Ledger, plan: Plan) -> list[Event]:
+    """Report who left with a plan and free what they own, and the sources of its copies.
+
+    No step that is still open computes them, and copies come before whatever is written there next.
+    """
+    events: list[Event] = [FinishEvent(*one) for one in plan.dropped]
+    for one in plan.finished:
+        _free_finished(ledger, one, events)
+    if plan.clone_slots or plan.clone_blocks:
+        ledger.slots.free([source for source, _ in plan.clone_slots])
+        ledger.blocks.free([source for source, _ in plan.clone_blocks])
+    return events
+
+
+def _fail(plan: Plan, details: dict[str, str]) -> None:
+    for item in plan.items:
+        sequence = item.sequence
+        if sequence.request_id in details and not sequence.is_finished:
+            sequence.finish(FinishReason.ERROR, details[sequence.request_id])
 
 
 def _commit_prefill(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int, events: list[Event]) -> None:
@@ -70,6 +86,8 @@ def _commit_decode(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id:
     has_drafts = bool(ledger.pads)
     for index, item in enumerate(plan.items):
         sequence = item.sequence
+        if sequence.phase is Phase.WAITING:
+            continue  # preempted while the step was open: it is computed again
         sequence.process_count += 1
         if sequence.is_finished:
             ledger.return_draft_slot(sequence)
@@ -101,8 +119,8 @@ def _require_fit(plan: Plan, result: StepResult, drafts: int) -> None:
 
 
 def _free_finished(ledger: Ledger, one: Ended, events: list[Event]) -> None:
-    sequence = ledger.sequences.pop(one.request_id)
-    ledger.give_back(sequence)
+    sequence = ledger.sequences[one.request_id]
+    ledger.forget(sequence)
     if not sequence.is_reported:
         events.append(FinishEvent(*one))
 

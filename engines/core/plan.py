@@ -139,6 +139,10 @@ class Plan:
     `zero_slots` clears, to be done before the forward, in that order. `finished` sequences keep their memory until
     this plan is committed; `dropped` ones (refused, aborted while waiting, preempted for good) own none any more.
     `preempted` go back to waiting, to be recomputed. `reasons` says what was decided against and why.
+
+    `behind`: the open decode step that this decode step was planned behind, 0 = none. Items of sequences in both
+    start where they would if that step accepted every draft, and read no draft slot, until `fix_up`; their
+    successor's `behind` is 0. `finished` ones then keep their memory until the step before is committed.
     """
 
     step: int
@@ -151,6 +155,7 @@ class Plan:
     clone_slots: tuple[tuple[int, int], ...] = ()
     zero_slots: tuple[int, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
+    behind: int = 0
 
     @property
     def rows(self) -> int:

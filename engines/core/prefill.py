@@ -10,6 +10,7 @@ from shoal.engines.core.layout import align_up
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import Ended, PlanItem
 from shoal.engines.core.prefill_cost import Chunk, Coefficients
+from shoal.engines.core.queueing import count_overtaken, in_order, is_due
 from shoal.engines.core.sequence import Sequence
 
 
@@ -91,7 +92,7 @@ def select(ledger: Ledger) -> Selection:
     if ledger.config.role is Role.NORMAL and wants_prefill(ledger):
         return selection
     budget = _opening_budget(ledger)
-    for sequence in ledger.waiting:
+    for sequence in in_order(ledger):
         if sequence.is_finished:
             selection.removed.append((sequence, ""))
             continue
@@ -107,7 +108,8 @@ def select(ledger: Ledger) -> Selection:
             selection.reasons.append((sequence.request_id, reason))
             if not ledger.rules.younger_may_pass:
                 break
-            budget.admits_new = False  # only prompts that own their memory may still pass, so nobody is starved
+            if is_due(ledger, sequence):
+                budget.admits_new = False  # only prompts that own their memory may still pass, so nobody is starved
             continue
         reason = _pick(ledger, sequence, budget, selection)
         if reason:
@@ -129,15 +131,17 @@ def plan_prefill(ledger: Ledger) -> PrefillPlan:
         ledger.waiting = deque(sequence for sequence in ledger.waiting if id(sequence) not in gone)
     for sequence, refusal in selection.removed:
         dropped.append(ledger.refuse(sequence, refusal) if refusal else ledger.drop(sequence))
-    items = []
+    items, admitted = [], []
     for sequence, rows, completes, next_checkpoint in selection.picks:
         if not sequence.holds_memory:
             ledger.take(sequence)
+            admitted.append(sequence)
         sequence.next_checkpoint = next_checkpoint
         sequence.schedule_count += 1
         if completes and ledger.config.role is Role.NORMAL:
             ledger.take_draft_slot(sequence)
         items.append(PlanItem(sequence, sequence.cached, rows, completes, write_slot=sequence.draft_slot))
+    count_overtaken(ledger.waiting, admitted)
     return PrefillPlan(items, finished, dropped, selection.reasons)
 
 

@@ -1,10 +1,13 @@
 """The step scheduler of one rank: submit work, cast a ballot, plan a step, commit its result."""
 
+from collections.abc import Sequence as Seq
+
 from shoal.engines.config import STEP_TIME_OFF, EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
-from shoal.engines.core.commit import commit_step
+from shoal.engines.core.commit import collect, commit_step
 from shoal.engines.core.decode import plan_decode
 from shoal.engines.core.drafts import VerifyChooser
+from shoal.engines.core.fork import fork
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import (
     Accepted,
@@ -18,11 +21,13 @@ from shoal.engines.core.plan import (
 )
 from shoal.engines.core.prefill import plan_prefill, select, wants_prefill
 from shoal.engines.core.prefill_cost import Chunk
-from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, TokenState
+from shoal.engines.core.queueing import expire
+from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, SamplingParams, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
 from shoal.engines.core.submit import objection
 from shoal.engines.core.vote import Point, point_of
+from shoal.engines.core.zos_fixup import fix_up
 
 VERDICT_OF_ROLE = {Role.PROMPT: StepKind.PREFILL, Role.COMPLETION: StepKind.DECODE}
 
@@ -30,9 +35,11 @@ VERDICT_OF_ROLE = {Role.PROMPT: StepKind.PREFILL, Role.COMPLETION: StepKind.DECO
 class StepScheduler:
     """ballot -> vote (shell: `vote.decide(ballots of all ranks)`) -> plan -> run (shell) -> commit.
 
-    Not thread safe: one task owns it. A plan must be committed before the next is made. Every request that was
-    accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and `release`.
-    Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
+    Not thread safe: one task owns it. A plan must be committed before the next is made; with `rules.pipelined` one
+    step, of any kind, may be planned behind an open decode step: plan N (behind N-1), launch N, commit N-1, fix_up N,
+    sample N. Whatever is copied out of memory for step N-1 is copied, in device order, before N writes. Every request
+    that was accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and
+    `release`. Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
     `has_work` must go on stepping.
     """
 
@@ -58,8 +65,9 @@ class StepScheduler:
         self._ledger = Ledger(config, rules)
         self._swapping = Swapping(self._ledger)
         self._receiving = Receiving(self._ledger)
-        self._open: Plan | None = None
+        self._open: list[Plan] = []  # oldest first, at most two
         self._steps = 0
+        self._collected = 0  # the last step whose finished sequences were freed
 
     # Work comes in, and goes before its time.
 
@@ -74,8 +82,7 @@ class StepScheduler:
         reason = objection(self._ledger, sequence)
         if reason:
             return Rejected(request.request_id, reason)
-        self._ledger.sequences[request.request_id] = sequence
-        self._ledger.waiting.append(sequence)
+        self._ledger.enter(sequence)
         return Accepted(request.request_id)
 
     def set_schedulable(self, request_id: str) -> bool:
@@ -101,6 +108,10 @@ class StepScheduler:
         """As `abort`, for a request that cannot go on: an image or a grammar failed. Reported as ERROR."""
         return self._end(request_id, FinishReason.ERROR, detail)
 
+    def refuse(self, request_id: str, detail: str) -> bool:
+        """As `abort`, for a request that no engine can serve: its grammar is none. Reported as REFUSED."""
+        return self._end(request_id, FinishReason.REFUSED, detail)
+
     def set_constrained(self, request_id: str) -> bool:
         """A grammar constrains the output, and its state cannot be recomputed. False if the request is not here."""
         sequence = self._ledger.sequences.get(request_id)
@@ -108,6 +119,16 @@ class StepScheduler:
             return False
         sequence.is_constrained = True
         return True
+
+    def fork(
+        self, parent_id: str, request_id: str, sampling: SamplingParams, prompt_len: int | None = None
+    ) -> Accepted | NoRoom | Rejected:
+        """Branch a sequence: a new request that begins with all of the parent's tokens and shares what is computed.
+
+        `prompt_len` (by default the parent's) is where the branch's outputs are counted from. The next plan copies
+        what the two would write differently; the parent may go on. NoRoom: try again after a step.
+        """
+        return fork(self._ledger, parent_id, request_id, sampling, prompt_len)
 
     # A prefix hit is swapped in.
 
@@ -145,8 +166,7 @@ class StepScheduler:
         sequence = self._ledger.handoff.pop(request_id, None)
         if sequence is None:
             return False
-        self._ledger.give_back(sequence)
-        del self._ledger.sequences[request_id]
+        self._ledger.forget(sequence)
         return True
 
     # One step.
@@ -172,42 +192,59 @@ class StepScheduler:
 
     def plan(self, verdict: StepKind, now_us: int) -> Plan:
         """Take memory for the next step and say what to compute. Raises ValueError for a verdict against the role."""
-        assert self._open is None, f"step {self._steps} is open: commit it before planning another"
+        assert self.may_plan, f"step {self._steps} is open: commit it before planning another"
         if VERDICT_OF_ROLE.get(self.config.role, verdict) is not verdict:
             raise ValueError(f"a {self.config.role} engine cannot plan a {verdict} step")
         self._steps += 1
-        if verdict is StepKind.PREFILL:
-            self._ledger.decode_step = 0
-            prefill = plan_prefill(self._ledger)
-            self._open = Plan(
-                self._steps,
-                verdict,
-                tuple(prefill.items),
-                tuple(prefill.finished),
-                tuple(prefill.dropped),
-                reasons=tuple(prefill.reasons),
-            )
-        else:
-            self._ledger.decode_step += 1
-            decode = plan_decode(self._ledger, self._verify)
-            self._open = Plan(
-                self._steps,
-                verdict,
-                tuple(decode.items),
-                tuple(decode.finished),
-                tuple(decode.dropped),
-                tuple(decode.preempted),
-            )
-        return self._open
+        expire(self._ledger, now_us)
+        plan = self._plan_prefill() if verdict is StepKind.PREFILL else self._plan_decode()
+        self._open.append(plan)
+        return plan
+
+    def _plan_prefill(self) -> Plan:
+        self._ledger.decode_step = 0
+        prefill = plan_prefill(self._ledger)
+        clone_blocks, clone_slots = self._ledger.take_clones()
+        return Plan(
+            self._steps,
+            StepKind.PREFILL,
+            tuple(prefill.items),
+            tuple(prefill.finished),
+            tuple(prefill.dropped),
+            clone_blocks=clone_blocks,
+            clone_slots=clone_slots,
+            reasons=tuple(prefill.reasons),
+        )
+
+    def _plan_decode(self) -> Plan:
+        self._ledger.decode_step += 1
+        decode = plan_decode(self._ledger, self._verify)
+        clone_blocks, clone_slots = self._ledger.take_clones()
+        return Plan(
+            self._steps,
+            StepKind.DECODE,
+            tuple(decode.items),
+            tuple(decode.finished),
+            tuple(decode.dropped),
+            tuple(decode.preempted),
+            clone_blocks=clone_blocks,
+            clone_slots=clone_slots,
+            behind=self._open[0].step if self._open else 0,
+        )
 
     def commit(self, plan: Plan, result: StepResult, now_us: int) -> tuple[Event, ...]:
-        """Apply the result of the open plan; afterwards its items are stale.
+        """Apply the result of the oldest open plan; afterwards its items are stale.
 
         Raises ValueError, and changes nothing, if the result does not fit the plan.
         """
-        assert plan is self._open, f"step {plan.step} is not the open one"
-        events = commit_step(self._ledger, plan, result, self.eos_token_id)
-        self._open = None
+        assert self._open, f"step {plan.step} is not the open one"
+        assert plan is self._open[0], f"step {plan.step} is not the oldest open one, that is {self._open[0].step}"
+        assert not plan.behind, f"step {plan.step} was planned behind {plan.behind}: fix it up first"
+        done = commit_step(self._ledger, plan, result, self.eos_token_id)
+        events = [*self._collect(plan), *done]
+        del self._open[0]
+        for later in self._open:
+            events += self._collect(later)
         return tuple(events)
 
     def measured(self, plan: Plan, took_us: float) -> None:
@@ -215,7 +252,43 @@ class StepScheduler:
         if plan.kind is StepKind.PREFILL and self.config.step_time_us != STEP_TIME_OFF:
             self._ledger.prefill_cost.measured([Chunk(item.rows, item.start) for item in plan.items], took_us)
 
+    def fix_up(self, plan: Plan, rows: Seq[int] | None = None) -> Plan:
+        """Replace a plan made behind a step that is committed now by one with true positions: sample and commit that.
+
+        `rows`: query rows as the device spread them, if it did. A plan behind nothing is returned as it is. Raises
+        ValueError, and changes nothing, if the rows are not a spread of the plan's.
+        """
+        assert self._open, f"step {plan.step} is not open"
+        assert plan is self._open[0], f"step {plan.step} waits for the commit of step {plan.behind}, or is not open"
+        if plan.behind:
+            self._open[0] = fix_up(plan, rows)
+        return self._open[0]
+
+    def _collect(self, plan: Plan) -> list[Event]:
+        """Free what a plan collected, once; nobody before it is open."""
+        if plan.step <= self._collected:
+            return []
+        self._collected = plan.step
+        return collect(self._ledger, plan)
+
     # What may be read.
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether the next step may be planned: no step is open, or a decode step alone and steps are pipelined."""
+        if not self._open:
+            return True
+        return self.rules.pipelined and len(self._open) == 1 and self._open[0].kind is StepKind.DECODE
+
+    @property
+    def chooses_rows(self) -> bool:
+        """Whether rows differ between sequences, so that the device spreads them anew by the latest confidences."""
+        return self._verify is not None
+
+    @property
+    def open_steps(self) -> int:
+        """Steps planned and not committed. When nothing else is left to do, the last one still has to be."""
+        return len(self._open)
 
     @property
     def decode_step(self) -> int:
@@ -243,9 +316,12 @@ class StepScheduler:
 
     def check(self, held_blocks: tuple[int, ...] = ()) -> None:
         """Assert that memory and sequences are conserved. O(blocks + sequences): for tests and idle times."""
-        plan = self._open
-        in_plan = () if plan is None else (*(i.request_id for i in plan.items), *(e.request_id for e in plan.finished))
-        self._ledger.check(frozenset(in_plan), held_blocks)
+        in_plan = {i.request_id for plan in self._open for i in plan.items}
+        in_plan |= {one.request_id for plan in self._open for one in plan.finished}
+        copying = [plan for plan in self._open if plan.step > self._collected]
+        blocks = (*held_blocks, *(source for plan in copying for source, _ in plan.clone_blocks))
+        slots = tuple(source for plan in copying for source, _ in plan.clone_slots)
+        self._ledger.check(frozenset(in_plan), blocks, slots)
 
     def _end(self, request_id: str, reason: FinishReason, detail: str) -> bool:
         sequence = self._ledger.sequences.get(request_id)

@@ -6,8 +6,10 @@ from typing import Protocol
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
+from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
+from shoal.engines.run.penalties import Penalties
 from shoal.engines.run.sampler import sample
 from torch import Tensor
 
@@ -25,6 +27,11 @@ class TokenModel(Protocol):
         """Token ids are below this."""
         ...
 
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends an answer."""
+        ...
+
     def forward(self, batch: Batch) -> Tensor:
         """Advance the caches by the batch's rows: hidden [S, H] of last rows in prefill, [T, H] in decode."""
         ...
@@ -37,10 +44,14 @@ class TokenModel(Protocol):
 class Runner:
     """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`."""
 
-    def __init__(self, model: TokenModel, memory: DeviceMemory, images: ImageRows) -> None:
+    def __init__(
+        self, model: TokenModel, memory: DeviceMemory, images: ImageRows, constraints: Constraints | None = None
+    ) -> None:
         self._model = model
         self._memory = memory
         self._images = images
+        self._penalties = Penalties(model.eos_token_id)
+        self._constraints = Constraints() if constraints is None else constraints
 
     def run(self, plan: Plan) -> StepResult:
         """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
@@ -53,11 +64,22 @@ class Runner:
         rows = last_rows(plan)
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
-        return sampled_result(plan.items, complete, logits)
+        logits = self._penalties.apply(
+            logits,
+            [plan.items[i].sequence.request for i in complete],
+            lambda row: plan.items[complete[row]].sequence.output_ids,
+        )
+        failed = tuple(self._constraints.apply([plan.items[i] for i in complete], logits))
+        return sampled_result(plan.items, complete, logits, failed)
 
     def objection(self, request: EngineRequest) -> str:
         """Why the model cannot read this request's ids, with the rule; "" if it can."""
         limit = self._model.vocabulary
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(request.sampling, name):
+                token = token[0] if isinstance(token, tuple) else token
+                if not 0 <= token < limit:
+                    return f"{name}: {token} must lie in 0..{limit - 1}, the ids of this model's vocabulary"
         if min(request.token_ids, default=0) >= 0 and max(request.token_ids, default=0) < limit:
             return ""
         index, token = next((i, t) for i, t in enumerate(request.token_ids) if not 0 <= t < limit)
@@ -75,14 +97,17 @@ def last_rows(plan: Plan) -> list[int]:
     return rows
 
 
-def sampled_result(items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor) -> StepResult:
+def sampled_result(
+    items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor, refused: tuple[tuple[str, str], ...] = ()
+) -> StepResult:
     """Sample the completed items (logits [len(complete), vocab]); the others get token 0, which nobody reads.
 
-    The drawn token's position is the item's end: the random stream depends on the seed and on nothing else.
+    `refused` items have failed already. The drawn token's position is the item's end: the random stream depends on the
+    seed and on nothing else.
     """
     tokens = [0] * len(items)
     logprobs: list[TokenLogprobs | None] = [None] * len(items)
-    failed: list[tuple[str, str]] = []
+    failed: list[tuple[str, str]] = [*refused]
     outcomes = sample(logits, [items[i].sampling for i in complete], [items[i].end for i in complete])
     for i, outcome in zip(complete, outcomes, strict=True):
         tokens[i], logprobs[i] = outcome.token_id, outcome.logprobs

@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from shoal.engines.config import Role
 from shoal.engines.core.plan import Accepted, ChunkDone, LoadTarget, PromptDone, Reservation, StepKind
-from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, TokenEvent, TokenState
+from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, SamplingParams, TokenEvent, TokenState
 
 from tests.engines.core.desk import Desk, config_of, next_token, request_of
+from tests.engines.core.memory_model import MemoryModel
+from tests.engines.core.pipeline_desk import PipelineDesk
 
 STEPS_TO_DRAIN = 5000
 
@@ -15,12 +17,13 @@ STEPS_TO_DRAIN = 5000
 class SomeRows:
     """Verifies a number of drafts that changes from step to step and from sequence to sequence."""
 
-    def __init__(self, drafts):
+    def __init__(self, drafts, pipelined):
         self.drafts = drafts
+        self.pipelined = pipelined
 
     def choose(self, sequences):
         assert sequences
-        assert all(s.process_count == s.schedule_count for s in sequences)
+        assert all(s.process_count <= s.schedule_count <= s.process_count + self.pipelined for s in sequences)
         return [1 + (s.len * 7 + s.process_count) % (1 + self.drafts) for s in sequences]
 
 
@@ -30,11 +33,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     role = Role.NORMAL
     budgets = (6, 16, 64)
     drafts = st.just(0)
+    pipelined = False
 
     def __init__(self):
         super().__init__()
         self.count = 0
-        self.open_plan = None
+        self.open_plans = []
         self.requests = {}
         self.reservations = {}
         self.loading = {}
@@ -55,8 +59,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.role, blocks, slots, step_tokens_max=budget, watermark=watermark, recompute_preempted=recompute
         )
         drafts = data.draw(self.drafts)
-        verify = data.draw(st.sampled_from([None, SomeRows(drafts)])) if drafts else None
-        self.desk = Desk.open(config, verify, all_interval=3, any_interval=5, drafts=drafts)
+        verify = data.draw(st.sampled_from([None, SomeRows(drafts, self.pipelined)])) if drafts else None
+        rules = {"all_interval": 3, "any_interval": 5, "drafts": drafts, "pipelined": self.pipelined}
+        rules["overtaken_max"] = data.draw(st.integers(0, 3))
+        self.desk = (PipelineDesk if self.pipelined else Desk).open(config, verify, **rules)
+        self.memory = self.desk.memory = MemoryModel()
         self.scheduler = self.desk.scheduler
 
     def new_id(self):
@@ -71,10 +78,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         image=st.none() | st.tuples(st.integers(0, 60), st.integers(4, 20)),
         pending=st.booleans(),
         checkpoints=st.lists(st.integers(1, 130), max_size=3, unique=True),
+        wishes=st.fixed_dictionaries(
+            {}, optional={"priority": st.integers(-1, 1), "user": st.sampled_from("uv"), "deadline_us": st.just(9)}
+        ),
     )
-    def submit(self, length, max_tokens, hit, image, pending, checkpoints):
+    def submit(self, length, max_tokens, hit, image, pending, checkpoints, wishes):
         spans = () if image is None else (ImageSpan(image[0], image[1], 1, image[1] - 3, b"d"),)
-        fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints))}
+        fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints)), **wishes}
         request = request_of(self.new_id(), length, max_tokens=max_tokens, **fields)
         answer = self.scheduler.submit(request, 0, images_pending=pending)
         if isinstance(answer, Accepted):
@@ -102,8 +112,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def loaded(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.loading)))
+        self.load_ends(request_id, 16 * data.draw(st.integers(0, self.loading[request_id].tokens // 16)))
+
+    def load_ends(self, request_id, tokens):
         target = self.loading.pop(request_id)
-        self.scheduler.hit_loaded(request_id, 16 * data.draw(st.integers(0, target.tokens // 16)))
+        if self.scheduler.hit_loaded(request_id, tokens):
+            self.memory.place(target.blocks, target.slot, self.requests[request_id].token_ids[:tokens])
 
     @precondition(lambda self: self.role is Role.COMPLETION)
     @rule(length=st.integers(1, 120), max_tokens=st.integers(2, 40))
@@ -124,6 +138,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         answer = self.scheduler.admit(reservation, TokenState(request, (*request.token_ids, first)), 0)
         assert isinstance(answer, Accepted)
         self.requests[request.request_id] = request
+        self.memory.place(reservation.blocks, reservation.slot, request.token_ids)
+
+    @precondition(lambda self: self.role is not Role.PROMPT and self.requests)
+    @rule(data=st.data(), max_tokens=st.integers(1, 60))
+    def fork(self, data, max_tokens):
+        parent = data.draw(st.sampled_from(sorted(self.requests)))
+        branch = self.new_id()
+        answer = self.scheduler.fork(parent, branch, SamplingParams(max_tokens=max_tokens))
+        if isinstance(answer, Accepted):
+            self.requests[branch] = self.scheduler.ledger.sequences[branch].request
 
     @precondition(lambda self: self.handoffs)
     @rule(data=st.data())
@@ -132,24 +156,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.handoffs.remove(request_id)
         assert self.scheduler.release(request_id)
 
-    @precondition(lambda self: self.open_plan is None)
+    @precondition(lambda self: self.scheduler.may_plan)
     @rule()
     def plan(self):
-        self.open_plan = self.desk.plan()
-        self.inspect(self.open_plan)
+        self.open_plans.append(self.desk.plan())
+        self.inspect(self.open_plans[-1])
 
-    @precondition(lambda self: self.open_plan is not None)
+    @precondition(lambda self: self.open_plans)
     @rule()
     def commit(self):
-        self.settle_events(self.desk.commit(self.open_plan))
-        self.open_plan = None
+        self.settle_events(self.desk.commit(self.open_plans[0]))
+        del self.open_plans[0]
 
-    @precondition(lambda self: self.open_plan is None)
+    @precondition(lambda self: self.open_plans)
+    @rule(data=st.data())
+    def commit_with_a_failure(self, data):
+        names = [i.request_id for i in self.open_plans[0].items]
+        failed = [(data.draw(st.sampled_from(names)), "no finite logits")] if names else []
+        self.settle_events(self.desk.commit(self.open_plans[0], failed=failed))
+        del self.open_plans[0]
+
+    @precondition(lambda self: self.scheduler.may_plan)
     @rule(steps=st.integers(1, 12))
     def run_some(self, steps):
+        """Steps as an engine makes them: one stays open if they are pipelined and it decodes."""
         for _ in range(steps):
+            while not self.scheduler.may_plan:
+                self.commit()
             self.plan()
-            self.commit()
+            kept = 1 if self.pipelined and self.open_plans[-1].kind is StepKind.DECODE else 0
+            while len(self.open_plans) > kept:
+                self.commit()
 
     def settle_events(self, events):
         for event in events:
@@ -178,7 +215,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for item in plan.items:
             assert item.rows > 0
             assert item.end <= 16 * len(item.block_table)
-            assert len(item.token_ids) == item.rows
+            if not plan.behind:
+                assert len(item.token_ids) == item.rows
             assert item.read_slot in (0, item.write_slot)
             if plan.kind is StepKind.DECODE:
                 assert bool(item.write_slot) == bool(self.scheduler.rules.drafts)
@@ -196,26 +234,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         """No more faults: everybody must finish and all memory must come back."""
         if not hasattr(self, "scheduler"):
             return
-        if self.open_plan is not None:
-            self.commit()
+        self.flush()
         for _, reservation in self.reservations.values():
             self.scheduler.cancel(reservation)
         for request_id in self.requests:
             self.scheduler.set_schedulable(request_id)
         for _ in range(STEPS_TO_DRAIN):
             for request_id in sorted(self.loading):
-                self.scheduler.hit_loaded(request_id, self.loading.pop(request_id).tokens)
+                self.load_ends(request_id, self.loading[request_id].tokens)
             self.load(None)
             for request_id in sorted(self.handoffs):
                 self.release_one(request_id)
             if not self.scheduler.has_work:
                 break
-            self.plan()
-            self.commit()
+            self.run_some(1)
+        self.flush()
         assert not self.scheduler.has_work, f"stuck: {self.desk.waiting()} {self.desk.running()}"
         config = self.scheduler.config.cache
         assert self.desk.free() == (config.blocks_count - 1, config.slots_count - 1)
         self.every_request_ended()
+
+    def flush(self):
+        while self.open_plans:
+            self.commit()
 
     def release_one(self, request_id):
         self.handoffs.remove(request_id)
@@ -242,6 +283,17 @@ class CompletionDraftMachine(DraftMachine):
     role = Role.COMPLETION
 
 
+class PipelineMachine(DraftMachine):
+    """Decode steps overlap; whatever happens between a plan and its commit, the tokens are the same."""
+
+    drafts = st.integers(0, 5)
+    pipelined = True
+
+
+class CompletionPipelineMachine(PipelineMachine):
+    role = Role.COMPLETION
+
+
 class PromptMachine(SchedulerMachine):
     role = Role.PROMPT
 
@@ -261,3 +313,7 @@ TestDraftScheduler = DraftMachine.TestCase
 TestDraftScheduler.settings = SETTINGS
 TestCompletionDraftScheduler = CompletionDraftMachine.TestCase
 TestCompletionDraftScheduler.settings = SETTINGS
+TestPipelineScheduler = PipelineMachine.TestCase
+TestPipelineScheduler.settings = SETTINGS
+TestCompletionPipelineScheduler = CompletionPipelineMachine.TestCase
+TestCompletionPipelineScheduler.settings = SETTINGS

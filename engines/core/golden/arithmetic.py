@@ -1,11 +1,14 @@
 """Replays entries that are one calculation: pools, lengths, rings, layouts and prefill suffixes."""
 
+from collections.abc import Callable
 from typing import Any
 
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.blocks import Availability, BlockPool
-from shoal.engines.core.golden.lengths import replay_graph_sizes, replay_redistribute
+from shoal.engines.core.golden import experts
+from shoal.engines.core.golden.lengths import replay_graph_sizes
 from shoal.engines.core.golden.outcome import NotYetError, differences
+from shoal.engines.core.golden.pipeline import replay_device, replay_redistribute, replay_remap
 from shoal.engines.core.inflight import InFlight
 from shoal.engines.core.layout import (
     SECTION_ALIGNMENT,
@@ -180,7 +183,8 @@ def replay_accept(row: Entry) -> Entry:
     }
 
 
-ROW_REPLAYS = {
+ROW_REPLAYS: dict[str, Callable[[Entry], Entry]] = {
+    "zos_redistribute": replay_redistribute,
     "accept": replay_accept,
     "num_blocks": replay_num_blocks,
     "runtime_max_model_len": replay_runtime_max_model_len,
@@ -190,13 +194,16 @@ ROW_REPLAYS = {
     "state_layout": replay_state_layout,
     "block_layout": replay_block_layout,
     "graph_sizes": replay_graph_sizes,
-    "zos_redistribute": replay_redistribute,
+    **experts.ROW_REPLAYS,
 }
-ENTRY_REPLAYS = {
+ENTRY_REPLAYS: dict[str, Callable[[Entry], list[str]]] = {
+    "zos_remap": replay_remap,
+    "zos_device": replay_device,
     "blocks": replay_blocks,
     "inflight": replay_inflight,
     "yoco": replay_yoco,
     "yoco_mask": replay_yoco_mask,
+    **experts.ENTRY_REPLAYS,
 }
 
 

@@ -9,6 +9,7 @@ import yaml
 from shoal.engines.core.golden.arithmetic import ENTRY_REPLAYS, ROW_REPLAYS, replay_rows
 from shoal.engines.core.golden.group import replay_vote, replay_vote_table
 from shoal.engines.core.golden.lengths import replay_verify
+from shoal.engines.core.golden.matcher import replay_matcher
 from shoal.engines.core.golden.outcome import MalformedError, NotYetError, Outcome, Verdict
 from shoal.engines.core.golden.trace import TraceReplay
 from shoal.engines.core.golden.wanted import WANTED
@@ -56,7 +57,7 @@ def _require_supported(kind: str, entry: dict[str, Any], defaults: dict[str, Any
         replay = TraceReplay({**defaults, **entry.get("config", {})}, as_published=False)
         for operation in entry["ops"]:
             name = next(iter(operation))
-            if name != "step" and not hasattr(replay, f"_op_{name}"):
+            if name not in ("step", "fork") and not hasattr(replay, f"_op_{name}"):
                 raise NotYetError(f"operation {name}")
 
 
@@ -67,6 +68,8 @@ def _replay(kind: str, entry: dict[str, Any], defaults: dict[str, Any], as_publi
         return replay_vote(entry, defaults, as_published)
     if kind == "vote_table":
         return replay_vote_table(entry, defaults)
+    if kind == "so_matcher":
+        return replay_matcher(entry)
     if kind in ROW_REPLAYS:
         return replay_rows(entry)
     if kind in ENTRY_REPLAYS:

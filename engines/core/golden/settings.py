@@ -3,11 +3,12 @@
 from typing import Any
 
 from shoal.engines.config import CacheConfig, EngineConfig, Role
-from shoal.engines.core.golden.outcome import NotYetError
 from shoal.engines.core.request import EngineRequest, FinishReason, ImageSpan, SamplingParams
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.sequence import Phase, Sequence
+from shoal.engines.core.verify.curve import StepCurve
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
 
 STATUS_OF_REASON = {
     FinishReason.STOP: "FINISHED_STOPPED",
@@ -56,14 +57,17 @@ def scheduling_rules(settings: dict[str, Any], as_published: bool) -> Scheduling
         refuse_at_submit=wanted,
         preempt_on_need=wanted,
         count_handoffs=as_published,
+        adopt_when_sole=wanted,
+        pipelined=settings["zos"],
     )
 
 
 def build_scheduler(settings: dict[str, Any], as_published: bool) -> StepScheduler:
-    """A scheduler of one rank set up as the scenario says. Raises NotYetError for pipelining and verify lengths."""
-    for name in ("zos", "varlen"):
-        if settings[name]:
-            raise NotYetError(name)
+    """A scheduler of one rank set up as the scenario says."""
+    verify = None
+    if settings["varlen"]:
+        curve = StepCurve.of((size, ms) for size, ms in settings["perf_curve"])
+        verify = VerifyLengths(VerifySettings(VerifyMode.VARLEN, settings["nextn"], settings["max_num_seqs"], curve))
     config = EngineConfig(
         role=Role(settings["engine_type"].lower()),
         max_model_len=settings["max_model_len"],
@@ -72,7 +76,7 @@ def build_scheduler(settings: dict[str, Any], as_published: bool) -> StepSchedul
         recompute_preempted=not settings["stop_preempted_request"],
         cache=CacheConfig(settings["block_size"], settings["num_blocks"], settings["num_state_slots"]),
     )
-    return StepScheduler(config, settings["eos_token_id"], scheduling_rules(settings, as_published))
+    return StepScheduler(config, settings["eos_token_id"], scheduling_rules(settings, as_published), verify)
 
 
 def build_request(fields: dict[str, Any], settings: dict[str, Any]) -> EngineRequest:

@@ -3,9 +3,10 @@
 from typing import Any
 
 from shoal.engines.core.golden.outcome import NotYetError, differences
+from shoal.engines.core.golden.pipeline import advance_pipeline
 from shoal.engines.core.golden.settings import build_request, build_scheduler, status_of, status_of_end
 from shoal.engines.core.plan import Accepted, Ended, Event, Plan, StepKind, StepResult
-from shoal.engines.core.request import TokenEvent
+from shoal.engines.core.request import SamplingParams, TokenEvent
 from shoal.engines.core.vote import decide
 
 DEFAULT_CONFIDENCE = 0.5  # the schema's constant for a draft whose confidence a scenario leaves out
@@ -28,6 +29,7 @@ class TraceReplay:
         self.settings = settings
         self.scheduler = build_scheduler(settings, as_published)
         self.held: list[int] = []
+        self.previous: tuple[Plan, StepResult] | None = None  # the open decode step and what its device computes
 
     def run(self, operations: list[dict[str, Any]]) -> list[str]:
         """Apply all operations; returns the differences of the first that differs, which spoils those after it."""
@@ -45,11 +47,33 @@ class TraceReplay:
             expected = {**EMPTY, **operation.get("expect", {})}
             return differences(expected, {**EMPTY, **self._step(operation["step"] or {})}, path)
         name = next(iter(operation))
+        if name == "fork":
+            return self._fork(operation["fork"], operation.get("expect", {}), path)
         verb = getattr(self, f"_op_{name}", None)
         if verb is None:
             raise NotYetError(f"operation {name}")
         found: list[str] = verb(operation[name], path)
         return found
+
+    def _fork(self, fields: dict[str, Any], expected: dict[str, Any], path: str) -> list[str]:
+        """Branch a sequence; the branch's own prompt is everything so far. A forced first token is the sampler's."""
+        ledger = self.scheduler.ledger
+        sampling = SamplingParams(max_tokens=fields.get("max_tokens", self.settings["max_tokens"]))
+        length = ledger.sequences[fields["parent"]].len
+        answer = self.scheduler.fork(fields["parent"], fields["id"], sampling, prompt_len=length)
+        if not isinstance(answer, Accepted):
+            return [f"{path} fork {fields['id']}: {answer}"]
+        branch = ledger.sequences[fields["id"]]
+        facts = {
+            "queue": "prompted_back" if ledger.arrived and ledger.arrived[-1] is branch else "waiting_front",
+            "cached": branch.cached,
+            "len": branch.len,
+            "prompt_len": branch.prompt_len,
+            "table": branch.block_table,
+            "state": branch.slot,
+            "status": status_of(branch),
+        }
+        return differences(expected, {name: facts.get(name) for name in expected}, f"{path} fork")
 
     def _op_add(self, fields: dict[str, Any], path: str) -> list[str]:
         request = build_request(fields, self.settings)
@@ -113,8 +137,16 @@ class TraceReplay:
         plan = scheduler.plan(decide([scheduler.ballot(now_us=0)]), now_us=0)
         got = describe_plan(plan)
         got["free_blocks_after_schedule"] = scheduler.ledger.blocks.free_count
-        events = scheduler.commit(plan, self._result(plan, outcomes), now_us=0)
-        got["processed_current"] = describe_processed(plan, events)
+        if self.previous is not None:
+            plan, correction, events = advance_pipeline(scheduler, self.previous, plan)
+            got["zos"] = correction
+            got["processed_previous"] = describe_processed(self.previous[0], events)
+            self.previous = None
+        result = self._result(plan, outcomes)
+        if scheduler.rules.pipelined and plan.kind is StepKind.DECODE:
+            self.previous = (plan, result)
+        else:
+            got["processed_current"] = describe_processed(plan, scheduler.commit(plan, result, now_us=0))
         got["waiting"] = [sequence.request_id for sequence in scheduler.ledger.waiting]
         got["decode_step"] = scheduler.decode_step
         return got
