@@ -19,7 +19,7 @@ from deepseek_recipe import (
     Tokenizer,
 )
 from shoal.cluster.api.body import ChatBody
-from shoal.cluster.api.constraints import grammar_of
+from shoal.cluster.api.constraints import check_form, grammar_of
 from shoal.cluster.api.errors import BadRequestError, PromptTooLongError
 from shoal.cluster.api.images import ImageLimits, ImagePreprocessor, PreparedImage, decode_image_url
 from shoal.cluster.api.jobs import Canvas
@@ -87,6 +87,7 @@ class ChatCodec:
 
         May take milliseconds, and seconds for the first one in a process whose answer must have a form.
         """
+        check_form(body)
         messages, images = self._images(body.messages, settings)
         conversation = self._convert(body, messages, settings)
         stage = conversation.parsing_options.thinking_initial_stage

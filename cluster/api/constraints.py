@@ -43,11 +43,19 @@ def grammar_of(body: ChatBody, thinking_end: int | None) -> GrammarSpec | None:
         return None
     if body.ignore_eos:
         raise _refuse("ignore_eos", "must be false where the answer has a form: EOS ends it")
+    if body.min_tokens:
+        raise _refuse("min_tokens", "must be 0 where the answer has a form, which says when it may end")
     if tools is None:
         assert form is not None, "neither form nor tools"
         return _parsed(GrammarSpec(form.kind, form.text, trigger), form.param)
     tag = json.dumps({"type": "structural_tag", "format": _tools_format(body, form, tools)})
     return _parsed(GrammarSpec(GrammarKind.STRUCTURAL_TAG, tag, trigger), "tools")
+
+
+def check_form(body: ChatBody) -> None:
+    """Raise BadRequestError for a form that is none, before deepseek-recipe refuses its schema without the field."""
+    if (form := asked_form(body)) is not None:
+        _parsed(GrammarSpec(form.kind, form.text), form.param)
 
 
 def asked_form(body: ChatBody) -> Form | None:

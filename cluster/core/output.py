@@ -1,7 +1,5 @@
 """Output tokens of one request over all its attempts: each index once, in order, gaps visible."""
 
-from dataclasses import replace
-
 from shoal.engines.core.request import FinishReason, SamplingParams, TokenEvent
 
 
@@ -37,7 +35,7 @@ class Output:
         while len(self._token_ids) in self._early:
             event = self._early.pop(len(self._token_ids))
             self._token_ids.append(event.token_id)
-            ready.append(replace(event, request_id=self._request_id))
+            ready.append(event._replace(request_id=self._request_id))
         return tuple(ready)
 
     def forget_early(self) -> None:

@@ -1,6 +1,7 @@
 """Take over a step's result: advance what was computed, push tokens, apply the stop rules, report events."""
 
-from itertools import zip_longest
+from functools import partial
+from itertools import count, repeat, zip_longest
 
 from shoal.engines.config import Role
 from shoal.engines.core.drafts import hold_drafts
@@ -8,6 +9,9 @@ from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import ChunkDone, Ended, Event, Plan, PromptDone, StepKind, StepResult
 from shoal.engines.core.request import FinishEvent, FinishReason, TokenEvent, TokenLogprobs
 from shoal.engines.core.sequence import Phase, Sequence
+
+NO_LOGPROBS = repeat(None)
+_token_event = partial(tuple.__new__, TokenEvent)  # from a tuple of all fields: half the cost of the constructor
 
 
 def stop_reason(sequence: Sequence, token_id: int, eos_token_id: int, max_model_len: int) -> FinishReason | None:
@@ -83,33 +87,53 @@ def _commit_prefill(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id
 
 
 def _commit_decode(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int, events: list[Event]) -> None:
-    has_drafts = bool(ledger.pads)
+    """The loop of every step: a sequence that goes on is advanced in place, only one that may end token by token."""
+    pads, max_model_len = ledger.pads, ledger.config.max_model_len
+    accepted, sampled, told = result.accepted, result.sampled, bool(result.logprobs or result.accepted_logprobs)
     for index, item in enumerate(plan.items):
         sequence = item.sequence
-        if sequence.phase is Phase.WAITING:
+        phase = sequence.phase
+        if phase is Phase.WAITING:
             continue  # preempted while the step was open: it is computed again
         sequence.process_count += 1
-        if sequence.is_finished:
+        if phase is Phase.FINISHED:
             ledger.return_draft_slot(sequence)
             continue
-        if has_drafts:
-            hold_drafts(sequence, index, result, ledger.pads)
-        _push_tokens(ledger, sequence, index, result, eos_token_id, events)
+        if pads:
+            hold_drafts(sequence, index, result, pads)
+        tokens = [*accepted[index], sampled[index]] if accepted else [sampled[index]]
+        length = sequence.len + len(tokens)
+        sampling, first = sequence.request.sampling, sequence.len - sequence.prompt_len
+        goes_on = (
+            not told
+            and length <= max_model_len
+            and first + len(tokens) < sampling.max_tokens
+            and not sampling.stop_token_ids
+            and (sampling.ignore_eos or eos_token_id not in tokens)
+        )
+        if goes_on:
+            sequence.output += tokens
+            sequence.len, sequence.cached = length, length - 1
+            events.extend(map(_token_event, zip(repeat(sequence.request_id), count(first), tokens, NO_LOGPROBS)))
+        else:
+            _push_tokens(ledger, sequence, index, result, eos_token_id, events)
 
 
 def _require_fit(plan: Plan, result: StepResult, drafts: int) -> None:
     """Raise ValueError unless every part of the result has one entry an item, each of a length that makes sense."""
-    count = len(plan.items)
-    if len(result.sampled) != count:
-        raise ValueError(f"result has {len(result.sampled)} sampled tokens for {count} planned items")
+    items = len(plan.items)
+    if len(result.sampled) != items:
+        raise ValueError(f"result has {len(result.sampled)} sampled tokens for {items} planned items")
     for name in ("accepted", "logprobs", "drafts", "confidences", "accepted_logprobs"):
         values = getattr(result, name)
-        if values and len(values) != count:
-            raise ValueError(f"result has {len(values)} {name} for {count} planned items; give all or none")
+        if values and len(values) != items:
+            raise ValueError(f"result has {len(values)} {name} for {items} planned items; give all or none")
     for item, accepted in zip(plan.items, result.accepted, strict=False):
-        if len(accepted) > item.rows - 1:
+        if len(accepted) >= item.rows:
             raise ValueError(f"{item.request_id}: {len(accepted)} drafts accepted of {item.rows - 1} verified")
     for name, given in (("drafts", result.drafts), ("confidences", result.confidences)):
+        if set(map(len, given)) <= {0, drafts}:
+            continue
         for item, values in zip(plan.items, given, strict=False):
             if len(values) not in (0, drafts):
                 raise ValueError(f"{item.request_id}: {len(values)} {name} were made, must be 0 or drafts = {drafts}")

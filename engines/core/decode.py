@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence as Seq
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from shoal.engines.core.request import FinishReason
 from shoal.engines.core.sequence import Phase, Sequence
 
 _len = attrgetter("len")
+_item = partial(tuple.__new__, PlanItem)  # from a tuple of all fields: half the cost of the constructor
 
 
 class DecodePlan(NamedTuple):
@@ -48,11 +50,12 @@ def plan_decode(ledger: Ledger, verify: VerifyChooser | None = None) -> DecodePl
     most = 1 + ledger.rules.drafts  # tokens that an open step may bring
     items = []
     for sequence, count in zip(scheduled, rows, strict=True):
-        read_slot = sequence.draft_slot if sequence.has_draft_info else 0
-        start = sequence.cached + sequence.open_steps * most
-        items.append(PlanItem(sequence, start, count, True, read_slot, sequence.draft_slot))
+        slot, planned = sequence.draft_slot, sequence.schedule_count
+        read_slot = slot if sequence.has_draft_info else 0
+        start = sequence.cached + (planned - sequence.process_count) * most
+        items.append(_item((sequence, start, count, True, read_slot, slot)))
         sequence.has_draft_info = False
-        sequence.schedule_count += 1
+        sequence.schedule_count = planned + 1
     return DecodePlan(items, finished, dropped, preempted)
 
 
@@ -105,15 +108,21 @@ def _keep_in_blocks(ledger: Ledger, candidates: list[Sequence]) -> tuple[list[Se
 
     Returns (scheduled, victims) in the order decided.
     """
-    scheduled: list[Sequence] = []
-    victims: list[Sequence] = []
     block_tokens = ledger.config.cache.block_tokens
     on_need, drafts = ledger.rules.preempt_on_need, ledger.rules.drafts
     pool = ledger.blocks
+    if not ledger.rules.pipelined:
+        growing = [s for s in candidates if s.len + drafts > len(s.block_table) * block_tokens]
+        if len(growing) < pool.free_count:  # the common step: nobody is preempted, so only the growing are looked at
+            for sequence in reversed(growing):
+                sequence.block_table += pool.allocate(1)
+            return candidates[::-1], []
+    scheduled: list[Sequence] = []
+    victims: list[Sequence] = []
     longest, behind = 0, len(candidates)
     while longest < behind:
         sequence = candidates[behind - 1]
-        needed = sequence.len + sequence.open_steps * (1 + drafts) + drafts
+        needed = sequence.len + (sequence.schedule_count - sequence.process_count) * (1 + drafts) + drafts
         short = needed > len(sequence.block_table) * block_tokens
         wanted = 1 if short or not on_need else 0
         while pool.free_count < wanted and behind - longest > 1:

@@ -183,7 +183,7 @@ class Ledger:
 
     def collect_finished(self) -> list[Ended]:
         """Take finished sequences out of `running`; their memory stays theirs until the plan is committed."""
-        finished = [sequence for sequence in self.running if sequence.is_finished]
+        finished = [sequence for sequence in self.running if sequence.phase is Phase.FINISHED]
         if finished:
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
             for sequence in finished:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from shoal.engines.core.grammar.spec import GrammarSpec
 
@@ -103,13 +104,12 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One output token. `index` counts output tokens of the request from 0, over all attempts: it makes
-    delivery idempotent and gaps visible."""
+    delivery idempotent and gaps visible. A named tuple, for a step makes hundreds of them."""
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index, which nobody wants of an event
     token_id: int
     logprobs: TokenLogprobs | None = None
 

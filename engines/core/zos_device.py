@@ -1,8 +1,7 @@
 """Reference of the device's part in pipelined decode: correct lengths, gather tokens and look-backs.
 
-Plain numpy, one function a kernel (engine runtime notes 6.4, 6.5); `verify/redistribution.py` spreads the rows before.
-R rows of this step, P of the step before, n drafts; `previous` int [R] is the row in the step before, -1 = fresh
-(padding rows too).
+Plain numpy, one function a kernel (engine runtime notes 6.4, 6.5); `verify.redistribution` spreads rows. R rows of this
+step, P of the step before, n drafts; `previous` int [R] is the row in the step before, -1 = fresh (padding rows too).
 """
 
 from collections.abc import Sequence as Seq

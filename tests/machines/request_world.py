@@ -169,7 +169,7 @@ class World:
         """Whatever an aborted sequence still says is wrong from now on: nobody may listen to it."""
         for i, event in enumerate(self.events):
             if isinstance(event, m.Tokens) and event.events[0].request_id == name:
-                wrong = tuple(replace(token, token_id=-1) for token in event.events)
+                wrong = tuple(token._replace(token_id=-1) for token in event.events)
                 self.events[i] = replace(event, events=wrong)
 
     def may_be_lost(self, index: int) -> bool:

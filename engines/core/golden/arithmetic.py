@@ -6,9 +6,9 @@ from typing import Any
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.blocks import Availability, BlockPool
 from shoal.engines.core.golden import experts
-from shoal.engines.core.golden.lengths import replay_graph_sizes
+from shoal.engines.core.golden.lengths import replay_graph_sizes, replay_redistribute
 from shoal.engines.core.golden.outcome import NotYetError, differences
-from shoal.engines.core.golden.pipeline import replay_device, replay_redistribute, replay_remap
+from shoal.engines.core.golden.pipeline import replay_device, replay_remap
 from shoal.engines.core.inflight import InFlight
 from shoal.engines.core.layout import (
     SECTION_ALIGNMENT,
@@ -193,8 +193,8 @@ ROW_REPLAYS: dict[str, Callable[[Entry], Entry]] = {
     "ring": replay_ring,
     "state_layout": replay_state_layout,
     "block_layout": replay_block_layout,
-    "graph_sizes": replay_graph_sizes,
     **experts.ROW_REPLAYS,
+    "graph_sizes": replay_graph_sizes,
 }
 ENTRY_REPLAYS: dict[str, Callable[[Entry], list[str]]] = {
     "zos_remap": replay_remap,

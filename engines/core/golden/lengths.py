@@ -104,6 +104,12 @@ def _near(expected: float | None, got: float | None, path: str) -> list[str]:
     return differences(expected, got, path)
 
 
+def replay_redistribute(row: Entry) -> Entry:
+    """Rows of each sequence after a device gave out a fixed total."""
+    confidences = np.array(row["prev_confidences"], np.float32)
+    return {"q": redistribute(confidences, np.array(row["remap"]), row["total_q"]).tolist()}
+
+
 def replay_graph_sizes(row: Entry) -> Entry:
     """Captured sizes, and the one that each total uses."""
     sizes = graph_sizes(row["max_size"], row["interval"])

@@ -83,9 +83,3 @@ def replay_device(entry: Entry) -> list[str]:
         "positions": [list(range(end - rows, end)) for rows, end in zip(q.tolist(), k.tolist(), strict=True)],
     }
     return differences(entry["expect"], got, "expect")
-
-
-def replay_redistribute(row: Entry) -> Entry:
-    """Rows of each sequence."""
-    confidences = np.array(row["prev_confidences"], dtype=np.float32)
-    return {"q": redistribute(confidences, np.array(row["remap"]), row["total_q"]).tolist()}

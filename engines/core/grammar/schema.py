@@ -64,7 +64,7 @@ def _faults(schema: object, path: str, level: int) -> Iterator[Unenforced]:
     known = {sole, "type"} if sole in ("enum", "const") else {sole} if sole else {"type", *_words(kinds)}
     for word in schema:
         if word not in NOTES and word not in known:
-            beside = f"beside {sole}" if sole else "of a schema with this type" if kinds else "without a type"
+            beside = f"beside {sole}" if sole else "for this type" if kinds else "without a type"
             yield Unenforced(_join(path, word), f"is not enforced {beside}; remove it")
     yield from _single(schema, path)
     for name, inner in _inner(schema, path):

@@ -151,8 +151,10 @@ def test_json_or_a_call():
 
 
 BAD = [
-    ({"response_format": {"type": "xml"}}, "messages", ""),
-    ({"response_format": {"type": "json_schema"}}, "messages", ""),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object or json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must be an object"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "integr"}}}},
+     "response_format.json_schema.schema", 'Unsupported type "integr"'),
     ({"guided_json": {"type": "integr"}}, "guided_json", 'Unsupported type "integr"'),
     ({"guided_json": "{"}, "guided_json", "is not JSON"),
     ({"guided_json": {"type": "string", "pattern": "("}}, "guided_json", "parenthesis is not closed"),
@@ -168,6 +170,7 @@ BAD = [
     ({"structured_outputs": {"lark": "x"}}, "structured_outputs.lark", "is unknown"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot be combined with guided_regex"),
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "must be false"),
+    ({"guided_regex": "a", "min_tokens": 5}, "min_tokens", "must be 0"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex", "tool_choice to none"),
     ({"tools": [TOOL], "tool_choice": "required", "guided_json": SCHEMA}, "guided_json", "leave one out"),
