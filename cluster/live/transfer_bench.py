@@ -6,6 +6,7 @@ Run `python -m shoal.cluster.live.transfer_bench`; figures are medians of one ru
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -112,6 +113,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="transfer bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args(arguments)
+    # NIXL logs to standard output, where the figures go; it reads this when it is first imported, here and in the peer.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
     figures = measure()
     lines = json.dumps(figures, indent=1) if asked.json else "\n".join(f"{k:<24}{v:>10}" for k, v in figures.items())
     sys.stdout.write(lines + "\n")

@@ -87,7 +87,7 @@ def test_a_changed_verify_length_is_a_failure(section, entry):
 def test_the_command_counts_and_names(capsys, tmp_path):
     assert main([str(DATA / "scheduler.yaml")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "not yet: trace stop-04-so-dead (so_status -1)" in lines
+    assert "not yet: sync_guard guard-01-arbiter (kind)" in lines
     assert lines[-1].endswith(" not yet")
     broken = tmp_path / "broken.yaml"
     entry = entry_of("state-03-slots")
