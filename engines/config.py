@@ -40,7 +40,11 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything one rank's scheduler and runner need to know, resolved: no field is optional or automatic."""
+    """Everything one rank's scheduler and runner need to know, resolved: no field is optional or automatic.
+
+    `drafts` are made and verified for each sequence in each decode step, 0 = none; a PROMPT engine makes none, it keeps
+    the drafter's window entries for the engine that does.
+    """
 
     role: Role
     max_model_len: int = 4096
@@ -50,3 +54,4 @@ class EngineConfig:
     watermark: float = 0.9
     truncation: Truncation = Truncation()
     cache: CacheConfig = CacheConfig()
+    drafts: int = 0

@@ -16,7 +16,6 @@ from shoal.engines.model.rope import Phases
 from shoal.engines.model.stack import LayerRunner, Rows
 from torch import Tensor
 
-
 DraftChoice = Callable[[Tensor, int], Tensor]
 """Tokens int64 [S] out of corrected logits float32 [S, V] of draft number i (from 0); asked in order, once each."""
 

@@ -6,6 +6,7 @@ from typing import Protocol
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
+from shoal.engines.run.drafting import Drafting
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.sampler import sample
@@ -35,10 +36,16 @@ class TokenModel(Protocol):
 
 
 class Runner:
-    """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`."""
+    """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`.
 
-    def __init__(self, model: TokenModel, memory: DeviceMemory, images: ImageRows) -> None:
+    With `drafting`, decode steps verify drafts and make the next ones.
+    """
+
+    def __init__(
+        self, model: TokenModel, memory: DeviceMemory, images: ImageRows, drafting: Drafting | None = None
+    ) -> None:
         self._model = model
+        self._drafting = drafting
         self._memory = memory
         self._images = images
 
@@ -50,6 +57,8 @@ class Runner:
         if not plan.items:
             return StepResult(())
         hidden = self._model.forward(build_batch(plan, self._images, self._model.lookback))
+        if self._drafting is not None and plan.kind is StepKind.DECODE:
+            return self._drafting.step(plan.items, self._model.logits(hidden))
         rows = last_rows(plan)
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
