@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shoal.cluster.errors import Problem
 from shoal.cluster.manifest_types import Decode, Manifest, Normal, Prefill, Store
+from shoal.cluster.quantities import Duration
 
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,38}$")
 _ADDRESS = re.compile(r"^(?P<host>[A-Za-z0-9.\-]+):(?P<port>\d{1,5})$")
@@ -70,11 +71,24 @@ def _role(name: str, role: Prefill | Decode | Normal) -> Iterator[Problem]:
         count = getattr(role, pool)
         if count != "auto":
             yield from _least(f"{name}.{pool}", count, 2, "id 0 is null, so 2 is the smallest pool; or write auto")
+    if not isinstance(role, Prefill):
+        yield from _least(f"{name}.drafts", role.drafts, 0, "write 0 for no drafts")
     if not isinstance(role, Decode):
         yield from _least(f"{name}.step_tokens_max", role.step_tokens_max, 1, "a step computes at least one token")
+        yield from _step_time(f"{name}.step_time_budget", role.step_time_budget)
         keep = role.truncation.keep
         if keep != "auto":
             yield from _least(f"{name}.truncation.keep", keep, 1, "write auto for window + backtracking")
+
+
+def _step_time(path: str, value: str) -> Iterator[Problem]:
+    try:
+        fits = value in ("off", "auto") or Duration.parse(value) > 0
+    except ValueError:
+        fits = False
+    if not fits:
+        remedy = "auto: as long as step_tokens_max rows take"
+        yield Problem(path, value, "must be off, auto or a duration such as 250ms", remedy)
 
 
 def _balancers(m: Manifest) -> Iterator[Problem]:
@@ -165,11 +179,9 @@ def _not_run(m: Manifest) -> Iterator[Problem]:
             if getattr(role, field) != 1:
                 remedy = f"write {field}: 1 and more groups"
                 yield Problem(f"{name}.{field}", getattr(role, field), f"{rule}: a group is one rank", remedy)
-        if not isinstance(role, Decode) and role.step_time_budget != "off":
-            yield Problem(f"{name}.step_time_budget", role.step_time_budget, rule, "write off and set step_tokens_max")
         if isinstance(role, Prefill):
             continue
-        for field, off in (("drafts", 0), ("verify", "off"), ("zos", False), ("extra_experts", 0)):
+        for field, off in (("verify", "off"), ("zos", False), ("extra_experts", 0)):
             if getattr(role, field) != off:
                 word = "false" if off is False else off
                 yield Problem(f"{name}.{field}", getattr(role, field), rule, f"write {word}")

@@ -38,17 +38,25 @@ class CacheConfig:
     slots_count: int = 20
 
 
+STEP_TIME_OFF = 0
+STEP_TIME_AUTO = -1
+"""As long as `step_tokens_max` rows take that attend to nothing cached: known once steps were measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything one rank's scheduler and runner need to know, resolved: no field is optional or automatic.
 
     `drafts` are made and verified for each sequence in each decode step, 0 = none; a PROMPT engine makes none, it keeps
     the drafter's window entries for the engine that does.
+    A prefill step has at most `step_tokens_max` rows, and fewer where they would take longer than `step_time_us`
+    (or STEP_TIME_OFF, STEP_TIME_AUTO).
     """
 
     role: Role
     max_model_len: int = 4096
     step_tokens_max: int = 2048
+    step_time_us: int = STEP_TIME_OFF
     sequences_max: int = 16
     recompute_preempted: bool = True
     watermark: float = 0.9

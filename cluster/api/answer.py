@@ -8,8 +8,9 @@ from typing import Any
 from shoal.cluster.api.errors import EngineError
 from shoal.cluster.api.jobs import TokenBatch
 from shoal.cluster.api.splitting import Piece, Splitter
-from shoal.cluster.api.streaming import Detokeniser, StopMatcher, TokenBytes
+from shoal.cluster.api.streaming import Detokeniser, StopMatcher
 from shoal.engines.core.request import FinishReason, TokenLogprobs
+from shoal.engines.grammar.token_bytes import TokenBytes
 
 _FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -37,8 +38,8 @@ class Answer:
     """
 
     __slots__ = (
-        "_detokeniser", "_matcher", "_pending", "_splitter", "_tokens", "_wants_logprobs", "cached_tokens",
-        "completion_tokens", "finish_reason",
+        "_detokeniser", "_matcher", "_min_tokens", "_pending", "_splitter", "_tokens", "_wants_logprobs",
+        "cached_tokens", "completion_tokens", "finish_reason",
     )  # fmt: skip
 
     def __init__(
@@ -47,11 +48,13 @@ class Answer:
         decoder: tuple[Detokeniser, Splitter],
         stops: Sequence[str] = (),
         wants_logprobs: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._tokens = tokens
         self._detokeniser, self._splitter = decoder
         self._matcher = StopMatcher(stops) if stops else None
         self._wants_logprobs = wants_logprobs
+        self._min_tokens = min_tokens
         self._pending: deque[tuple[int, dict[str, Any]]] = deque()  # (characters of answer up to its end, entry)
         self.completion_tokens = 0
         self.cached_tokens: int | None = None
@@ -107,9 +110,15 @@ class Answer:
             if piece.reasoning_content:
                 delta.reasoning += piece.reasoning_content
             if piece.content:
-                delta.content += piece.content if self._matcher is None else self._matcher.push(piece.content)
+                delta.content += self._cut(piece.content)
             for call in piece.tool_calls or ():
                 merge_tool_call(delta.tool_calls, call)
+
+    def _cut(self, text: str) -> str:
+        """What of the answer's text may be shown now; below the least length no stop string counts, as in vLLM."""
+        if self._matcher is None:
+            return text
+        return self._matcher.push(text) if self.completion_tokens > self._min_tokens else self._matcher.let_pass(text)
 
     def _finish(self, reason: FinishReason, detail: str, delta: Delta) -> None:
         name = _FINISH_NAMES.get(reason)

@@ -33,8 +33,7 @@ class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     """Every accepted field; one that is not here is refused by name.
 
-    Fields below the line are accepted because common clients send them. They change nothing, and a value that asks
-    for something this server cannot do is refused (`_check_unsupported`).
+    Fields below the line are accepted because common clients send them. They change nothing, and a value
     """
 
     model: str
@@ -47,9 +46,15 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     n: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
     ignore_eos: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -61,13 +66,15 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     cache_salt: str | None = None
     priority: int | None = None
     traffic_class: TrafficClass | None = None
-    # ---
     response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # ---
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -99,7 +106,6 @@ def parse_body(raw: bytes, settings: ApiSettings) -> ChatBody:
         raise BadRequestError("the body is nested too deeply", code="invalid_json") from error
     _check_numbers(body, settings)
     _check_combinations(body, settings)
-    _check_unsupported(body)
     for index, message in enumerate(body.messages):
         _check_message(message, f"messages[{index}]")
     return body
@@ -134,6 +140,10 @@ def _check_numbers(body: ChatBody, settings: ApiSettings) -> None:
         ("temperature", 0, 2),
         ("top_p", 0, 1),
         ("min_p", 0, 1),
+        ("presence_penalty", -2, 2),
+        ("frequency_penalty", -2, 2),
+        ("repetition_penalty", 0, 10),
+        ("min_tokens", 0, 2**31),
         ("seed", 0, SEED_MAX),
         ("n", 1, settings.choices_max),
         ("top_logprobs", 0, settings.top_logprobs_max),
@@ -145,6 +155,8 @@ def _check_numbers(body: ChatBody, settings: ApiSettings) -> None:
             raise _refuse(name, value, f"must be from {low} to {high}")
     if body.top_p == 0:
         raise _refuse("top_p", body.top_p, "must be above 0; use temperature 0 for greedy sampling")
+    if body.repetition_penalty == 0:
+        raise _refuse("repetition_penalty", body.repetition_penalty, "must be above 0; 1 is off")
     if body.top_k is not None and body.top_k != -1 and not 0 <= body.top_k <= 2**31:
         raise _refuse("top_k", body.top_k, "must be positive, or 0 or -1 for off")
 
@@ -161,31 +173,21 @@ def _check_combinations(body: ChatBody, settings: ApiSettings) -> None:
     for stop in body.stops:
         if not 0 < len(stop) <= settings.stop_string_chars_max:
             raise _refuse("stop", stop, f"must have 1 to {settings.stop_string_chars_max} characters")
+    for token, bias in (body.logit_bias or {}).items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise _refuse(f"logit_bias[{token[:40]!r}]", bias, "must have a token id as its key")
+        if not -100 <= bias <= 100:
+            raise _refuse(f"logit_bias[{token!r}]", bias, "must be from -100 to 100")
+    for name in ("logit_bias", "stop_token_ids"):
+        if len(getattr(body, name) or ()) > settings.token_rules_max:
+            raise _refuse(name, len(getattr(body, name)), f"tokens; at most {settings.token_rules_max}")
+    for token_id in body.stop_token_ids or ():
+        if not 0 <= token_id < 2**31:
+            raise _refuse("stop_token_ids", token_id, "must be token ids, 0 or more")
+    if body.tokens_max is not None and (body.min_tokens or 0) > body.tokens_max:
+        raise _refuse("min_tokens", body.min_tokens, f"must be at most max_tokens = {body.tokens_max}")
     if body.cache_salt is not None and len(body.cache_salt) > 256:
         raise _refuse("cache_salt", body.cache_salt, "must have at most 256 characters")
-
-
-def _check_unsupported(body: ChatBody) -> None:
-    """Refuse by name what would otherwise be ignored silently."""
-    for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
-        value = getattr(body, name)
-        if value is not None and value != neutral:
-            raise _refuse(name, value, f"is not supported; leave it out or send {neutral}")
-    if body.logit_bias:
-        raise _refuse("logit_bias", body.logit_bias, "is not supported; leave it out")
-    if body.response_format is not None and body.response_format != {"type": "text"}:
-        raise _refuse("response_format", body.response_format, "needs constrained decoding, not available; use text")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise _refuse(
-            "tool_choice", body.tool_choice, "needs constrained decoding, not available; use 'auto' or 'none'"
-        )
-    if body.parallel_tool_calls is False and body.tools:
-        raise _refuse("parallel_tool_calls", False, "needs constrained decoding, not available; leave it out")
-    for index, tool in enumerate(body.tools or ()):
-        function = tool.get("function")
-        if isinstance(function, dict) and function.get("strict"):
-            param = f"tools[{index}].function.strict"
-            raise _refuse(param, True, "needs constrained decoding, not available; leave it out")
 
 
 def _check_message(message: dict[str, Any], param: str) -> None:

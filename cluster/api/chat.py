@@ -39,6 +39,7 @@ from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 SEND_GRACE_S = 5.0  # how long after the deadline a slow client may still read the end of its answer
+SLOW_FIELDS = (b"image_url", b"response_format", b"structured_outputs", b"guided_", b"tools")  # images, grammars
 SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -74,8 +75,8 @@ class ChatDesk:
         self._places = threading.Semaphore(settings.prepare_queue_max)
 
     async def prepare(self, raw: bytes) -> tuple[ChatBody, Prompt]:
-        """Parse, check and tokenise; long texts and images in a thread, so that streams go on. Raises ApiError."""
-        if len(raw) <= self.settings.inline_body_bytes and b"image_url" not in raw:
+        """Parse, check and tokenise; what takes long goes to a thread, so that streams go on. Raises ApiError."""
+        if len(raw) <= self.settings.inline_body_bytes and not any(name in raw for name in SLOW_FIELDS):
             return self._prepare(raw)
         if not self._places.acquire(blocking=False):
             raise FullError(1.0, "too many large requests are being prepared; retry later")
@@ -98,7 +99,10 @@ class ChatDesk:
         """One job and one answer for each choice."""
         jobs = make_jobs(body, prompt, envelope, response_id)
         answers = [
-            Answer(self._codec.tokens, self._codec.decoder(prompt), body.stops, bool(body.logprobs)) for _ in jobs
+            Answer(
+                self._codec.tokens, self._codec.decoder(prompt), body.stops, bool(body.logprobs), body.min_tokens or 0
+            )
+            for _ in jobs
         ]
         self.metrics.prompt_tokens.inc(len(prompt.token_ids))
         self.metrics.prompt_length.observe(len(prompt.token_ids))
@@ -127,6 +131,7 @@ def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: s
             client_request_id=envelope.client_request_id,
             choice=choice,
             n=n,
+            grammar=prompt.grammar,
         )
         for choice in range(n)
     ]
@@ -148,8 +153,14 @@ def _sampling(body: ChatBody, tokens_max: int, seed: int) -> SamplingParams:
         min_p=body.min_p or 0.0,
         seed=seed,
         max_tokens=tokens_max,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        min_tokens=body.min_tokens or 0,
+        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
     )
 
 

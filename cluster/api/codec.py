@@ -19,13 +19,16 @@ from deepseek_recipe import (
     Tokenizer,
 )
 from shoal.cluster.api.body import ChatBody
+from shoal.cluster.api.constraints import grammar_of
 from shoal.cluster.api.errors import BadRequestError, PromptTooLongError
 from shoal.cluster.api.images import ImageLimits, ImagePreprocessor, PreparedImage, decode_image_url
 from shoal.cluster.api.jobs import Canvas
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.api.splitting import PlainSplitter, RecipeSplitter, Splitter
-from shoal.cluster.api.streaming import Detokeniser, TokenBytes
+from shoal.cluster.api.streaming import Detokeniser
+from shoal.engines.core.grammar.spec import GrammarSpec
 from shoal.engines.core.request import ImageSpan
+from shoal.engines.grammar.token_bytes import TokenBytes
 from shoal.engines.model.errors import TokenizerError
 
 IMAGE_TOKEN = "<｜deepseek_image｜>"  # the released tokenizer's spelling; deepseek-recipe's own default differs
@@ -36,7 +39,7 @@ _ALIAS = "shoal"  # the one model name conversion sees; served names are checked
 class Prompt:
     """A rendered request: token ids with image spans expanded, what the spans show, and how to parse the answer.
 
-    `tokens_max` is the output limit, resolved: prompt plus output fit the context.
+    `tokens_max` is the output limit, resolved: prompt plus output fit the context. `grammar` rules the answer.
     """
 
     token_ids: tuple[int, ...]
@@ -44,6 +47,7 @@ class Prompt:
     canvases: tuple[Canvas, ...]
     tokens_max: int
     conversation: ConversationRequest
+    grammar: GrammarSpec | None = None
 
 
 class ChatCodec:
@@ -79,16 +83,22 @@ class ChatCodec:
             raise TokenizerError(f"{path}: not a tokenizer that can be used: {error}") from error
 
     def encode(self, body: ChatBody, settings: ApiSettings) -> Prompt:
-        """Render and tokenise a request. Raises BadRequestError or PromptTooLongError; may take milliseconds."""
+        """Render and tokenise a request. Raises BadRequestError or PromptTooLongError.
+
+        May take milliseconds, and seconds for the first one in a process whose answer must have a form.
+        """
         messages, images = self._images(body.messages, settings)
         conversation = self._convert(body, messages, settings)
+        stage = conversation.parsing_options.thinking_initial_stage
+        is_thinking = stage is not None and stage.starts_in_reasoning()
+        grammar = grammar_of(body, self._thinking_end if is_thinking else None)
         rendered = self._encoding.render_conversation(conversation.conversation)
         order = [_image_number(source.data_url) for source in rendered.image_sources]
         token_ids: list[int] = self._encoding.encode(conversation.conversation)
         expanded, spans = self._expand(token_ids, [images[i] for i in order])
         tokens_max = _resolve_tokens_max(body, conversation, len(expanded), settings.context_tokens)
         canvases = tuple(images[i].canvas for i in order)
-        return Prompt(tuple(expanded), spans, canvases, tokens_max, conversation)
+        return Prompt(tuple(expanded), spans, canvases, tokens_max, conversation, grammar)
 
     def decoder(self, prompt: Prompt) -> tuple[Detokeniser, Splitter]:
         """Fresh state to decode one answer to this prompt."""
@@ -107,6 +117,8 @@ class ChatCodec:
         for name in ("tools", "tool_choice", "reasoning_effort"):
             if (value := getattr(body, name)) is not None:
                 request[name] = value
+        if body.response_format is not None:
+            request["response_format"] = _shown_format(body.response_format)
         try:
             return ChatCompletionRequest(request).convert(self._options)
         except ConversionError as error:
@@ -195,6 +207,14 @@ def _resolve_tokens_max(body: ChatBody, conversation: ConversationRequest, promp
             f"shorten the prompt or set max_tokens to at most {context - prompt}"
         )
     return wanted
+
+
+def _shown_format(response_format: dict[str, Any]) -> dict[str, Any]:
+    """The format as it is told to the model; that it is strict is a matter of the grammar, not of the prompt."""
+    schema = response_format.get("json_schema")
+    if not isinstance(schema, dict):
+        return response_format
+    return {**response_format, "json_schema": {**schema, "strict": None}}
 
 
 def _image_stub(number: int) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from shoal.engines.core.grammar.spec import GrammarSpec
 from shoal.engines.core.request import FinishReason, ImageSpan, SamplingParams, TokenLogprobs
 
 Canvas = npt.NDArray[np.uint8]
@@ -29,7 +30,7 @@ class ChatJob:
     which closes the iterator on a match; they are given for information. `priority`: smaller is sooner.
     `arrival_us` and `deadline_us` are Unix time in microseconds; every job has a deadline. `request_id` is unique;
     `client_request_id` is what the client sent as x-request-id, for logs only.
-    `cache_salt` separates prefix caches of tenants; empty is the shared one.
+    `cache_salt` separates prefix caches of tenants; empty is the shared one. `grammar` rules the answer.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class ChatJob:
     client_request_id: str = ""
     choice: int = 0
     n: int = 1
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

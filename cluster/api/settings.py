@@ -10,9 +10,10 @@ class ApiSettings:
     `context_tokens` is the longest prompt plus output the engines hold. `thinking_default` is what a request without
     a thinking mode gets (the published API's default is on). `status_grace_s` is how long a streamed request waits
     for a refusal that deserves its own HTTP status before the stream is opened; while nothing comes after that, a
-    comment is sent every `keepalive_s`. Bodies over `inline_body_bytes` are parsed and tokenised in
-    `prepare_threads` threads, at most `prepare_queue_max` at a time. `image_pixels_max` is checked against the size
-    an image declares, before decoding. Empty `api_keys` admits everyone.
+    comment is sent every `keepalive_s`. `token_rules_max` bounds `logit_bias` and `stop_token_ids`. Bodies over
+    `inline_body_bytes` are parsed and tokenised in `prepare_threads` threads, at most `prepare_queue_max` at a time.
+    `image_pixels_max` is checked against the size an image declares, before decoding. Empty `api_keys` admits
+    everyone.
     """
 
     context_tokens: int
@@ -20,6 +21,7 @@ class ApiSettings:
     choices_max: int = 8
     stop_strings_max: int = 16
     stop_string_chars_max: int = 256
+    token_rules_max: int = 1024
     top_logprobs_max: int = 20
     body_bytes_max: int = 32 << 20
     body_timeout_s: float = 30.0

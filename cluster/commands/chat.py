@@ -3,7 +3,7 @@
 import json
 import uuid
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from shoal.cluster.commands.client import chat_once, data_url, key_header, message, story
@@ -19,6 +19,7 @@ Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Print text a
 TokensMax = Annotated[int, typer.Option("--max-tokens", min=1, help="Length limit of the answer.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Tell afterwards where the time went.")]
+Schema = Annotated[Path | None, typer.Option(help="A file with a JSON schema that the answer must fit.")]
 Endpoint = Annotated[str | None, typer.Option(help="http://host:port of a cluster; default: the one that is up here.")]
 ModelDir = Annotated[str, typer.Option("--model", help="builtin:toy or a checkpoint directory.")]
 
@@ -26,6 +27,7 @@ ModelDir = Annotated[str, typer.Option("--model", help="builtin:toy or a checkpo
 def chat(
     text: Text,
     image: Image = None,
+    schema: Schema = None,
     stream: Stream = True,
     max_tokens: TokensMax = 64,
     temperature: Temperature = 1.0,
@@ -44,11 +46,13 @@ def chat(
         if missing:
             typer.echo(f"--image: no such file: {', '.join(missing)}", err=True)
             raise typer.Exit(BAD_USAGE)
+        form = response_format(schema) if schema else {}
         body = {
             "model": served_model(where),
             "messages": [message(text, [data_url(path) for path in image or []])],
             "max_tokens": max_tokens,
             "temperature": temperature,
+            **form,
         }
         request_id = f"chat-{uuid.uuid4().hex[:12]}"
         show = stream and not as_json
@@ -61,6 +65,17 @@ def chat(
         typer.echo("" if stream else reply.text)
         if explain:
             typer.echo("\n".join(story_lines(story(where, request_id))))
+
+
+def response_format(path: Path) -> dict[str, Any]:
+    """The field that asks for answers by the schema in a file; ends the command if that is no JSON object."""
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        typer.echo(f"--schema {path}: {error}; give a file with a JSON schema", err=True)
+        raise typer.Exit(BAD_USAGE) from error
+    asked = {"name": path.stem, "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": asked}}
 
 
 def served_model(endpoint: str) -> str:
@@ -82,11 +97,12 @@ def generate(
     max_tokens: TokensMax = 64,
     temperature: Temperature = 0.0,
     seed: int | None = None,
+    drafts: Annotated[int, typer.Option(help="Tokens drafted ahead and verified in each step; 0: none.")] = 0,
 ) -> None:
     """Continue a chat with one engine in this process. Example: shoal generate --model builtin:toy "Hello"."""
     with friendly_errors():
         from shoal.cluster.live.offline import generate_text
 
-        for piece in generate_text(model, text, max_tokens, temperature, seed):
+        for piece in generate_text(model, text, max_tokens, temperature, seed, drafts):
             typer.echo(piece, nl=False)
         typer.echo("")

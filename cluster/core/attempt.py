@@ -87,6 +87,7 @@ def submit(
         hit_tokens=attempt.hit_tokens,
         checkpoints=checkpoint_ends,
         arrival_us=job.arrival_us,
+        grammar=job.grammar,
     )
     target = attempt.decode.group if attempt.decode else None
     return Submit(ask, attempt.prefill.group, attempt.number, request, attempt.ticket, embeddings, target)

@@ -9,6 +9,7 @@ Sequences are named `<request id>/<attempt>` in engines (`names.engine_id`): one
 from dataclasses import dataclass
 
 from shoal.balancers.reports import Choice, DecodeNeed, EncodeNeed, Full, GroupRef, PrefillNeed
+from shoal.engines.core.grammar.spec import GrammarSpec
 from shoal.engines.core.request import (
     EngineRequest,
     FinishEvent,
@@ -37,6 +38,7 @@ class Job:
     traffic_class: str = "default"
     arrival_us: int = 0
     deadline_us: int = 0
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

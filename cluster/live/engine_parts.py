@@ -3,12 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayError
-from shoal.balancers.reports import DecodeReport, GroupRef, PrefillReport
+from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.handoff import Ended, Group, Refused, Ticket, TicketState
 from shoal.cluster.core.messages import (
     Admitted,
@@ -28,10 +27,11 @@ from shoal.cluster.live.handoff_source import HandoffSource, SourcePorts
 from shoal.cluster.live.handoff_target import HandoffTarget, TargetPorts
 from shoal.cluster.live.images_in import image_rows
 from shoal.cluster.live.loader import Loaded, Loader, NotLoaded
-from shoal.cluster.live.names import COMPLETION, DECODE_BALANCER, PREFILL_BALANCER, PROMPT, role_of
+from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter, Outbox
 from shoal.cluster.live.prefix import Prefix
-from shoal.cluster.live.rates import Rate
+from shoal.cluster.live.rates import DraftCounts, Rate
+from shoal.cluster.live.reporting import Reports
 from shoal.cluster.live.saver import Saver
 from shoal.cluster.live.sequences import Sequences
 from shoal.cluster.live.spec import ClusterSpec
@@ -41,10 +41,13 @@ from shoal.cluster.live.submission import Origin, Submission, TicketOffer
 from shoal.cluster.live.surroundings import Members, Surroundings
 from shoal.cluster.live.tasks import Tasks
 from shoal.cluster.transfer import Transfer
+from shoal.engines.core.grammar.spec import GrammarSpec
 from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
 from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokenEvent, TokenState
+from shoal.engines.grammar.compiler import GrammarCompiler
+from shoal.engines.grammar.pool import GrammarPool, no_grammar
 from shoal.engines.run.engine import Engine
-from shoal.engines.run.load import build_engine, implementations, load_model
+from shoal.engines.run.load import build_engine, grammar_compiler, implementations, load_model
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.output import StepOutput
 
@@ -64,12 +67,13 @@ class EngineParts:
         self._spec, self._group, self._directory, self._end = spec, group, directory, end
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
-        self._seq = 0
-        self._rate = Rate()
+        self._rate, self._drafts = Rate(), DraftCounts()
         self._known_s: dict[str, float] = {}
         self.implementations = built.implementations
         self.outbox = Outbox()
         self.sequences = Sequences(group, self.outbox)
+        self._reports = Reports(spec, group, self.sequences)
+        self._grammars = GrammarPool(built.compiler.compile if built.compiler else no_grammar)
         self.steps = StepLoop(built.engine, self._on_output, end)
         self._transfer = built.transfer
         self.metadata = built.transfer.metadata() if built.transfer else b""
@@ -110,6 +114,8 @@ class EngineParts:
             return None  # aborted, or ended, while it was submitted
         for image in submission.images:
             self._tasks.spawn(self._image_in(sequence, origin, image))
+        if request.grammar is not None:
+            self._tasks.spawn(self._grammar_in(sequence, request.grammar))
         if request.hit_tokens:
             self._tasks.spawn(self._load(request, origin))
         else:
@@ -176,6 +182,14 @@ class EngineParts:
             return
         await self.steps.call(lambda engine: engine.image_ready(sequence, image.digest, rows))
 
+    async def _grammar_in(self, sequence: str, spec: GrammarSpec) -> None:
+        """Compile beside the steps; a text that is no grammar, or takes too long, ends its request alone."""
+        grammar = await self._grammars.compile(spec)
+        if isinstance(grammar, str):
+            await self.steps.call(lambda engine: engine.refuse(sequence, grammar))
+        else:
+            await self.steps.call(lambda engine: engine.grammar_ready(sequence, grammar))
+
     def _prefix(self, request: EngineRequest, origin: Origin) -> Prefix | None:
         if self._spec.cluster.store is None:
             return None
@@ -201,6 +215,7 @@ class EngineParts:
     def _on_output(self, output: StepOutput) -> None:
         """What one step produced, on the asyncio loop."""
         self._rate.add(output.rows)
+        self._drafts.add(output.verified, output.accepted)
         if self._saver is not None and (output.grains or output.anchors):
             self._saver.save(self.sequences.objects(output))
         if self.source is not None:
@@ -255,10 +270,14 @@ class EngineParts:
     async def _admit(
         self, reservation: Reservation, state: TokenState, then: Callable[[Accepted | Rejected], None]
     ) -> None:
-        sequence = state.request.request_id
+        sequence, spec = state.request.request_id, state.request.grammar
+        grammar = None if spec is None else await self._grammars.compile(spec)
+        if isinstance(grammar, str):
+            then(Rejected(sequence, grammar))
+            return
         if (origin := self.sequences.origin(sequence)) is not None:  # its first step may complete a grain
             self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
-        await self.steps.call(lambda engine: engine.admit(reservation, state, now_us()), then)
+        await self.steps.call(lambda engine: engine.admit(reservation, state, now_us(), grammar), then)
 
     def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
         """The sequence is ours: say so, and repeat its outputs, so that nothing depends on the source's letters."""
@@ -299,7 +318,7 @@ class EngineParts:
     def close(self) -> None:
         """End tasks and threads, where no process ends with them; what is held is lost, as in a crash."""
         self._tasks.cancel()
-        for part in (self.source, self.target, self._saver, self._loader, self._transfer):
+        for part in (self.source, self.target, self._saver, self._loader, self._transfer, self._grammars):
             if part is not None:
                 part.close()
         self.steps.stop()
@@ -324,32 +343,8 @@ class EngineParts:
 
     async def report(self, directory: Members) -> None:
         """Send this engine's load to its balancer."""
-        is_decode = role_of(self._group) == COMPLETION
-        balancer = directory.only(DECODE_BALANCER if is_decode else PREFILL_BALANCER)
-        if balancer is None:
-            return
         capacity = await self.steps.call(lambda engine: engine.capacity())
-        self._seq += 1
-        known = self.sequences.take_fresh()
-        report: DecodeReport | PrefillReport
-        if is_decode:
-            config = self._spec.engine(COMPLETION)
-            report = DecodeReport(
-                group=self._group, seq=self._seq,
-                blocks_free=capacity.blocks_free, blocks_total=capacity.blocks_count,
-                slots_free=capacity.slots_free, sequences=capacity.running + capacity.reserved,
-                sequences_max=config.sequences_max, context_tokens=capacity.context_tokens, known=known,
-            )  # fmt: skip
-        else:
-            report = PrefillReport(
-                group=self._group, seq=self._seq, waiting_tokens=capacity.uncached_tokens,
-                waiting_requests=capacity.waiting, tokens_per_s=self._rate.per_s(), known=known,
-            )  # fmt: skip
-        try:
-            await asyncio.wait_for(balancer.report.remote(report), timeout=1.0)
-        except (RayError, TimeoutError):
-            self.sequences.give_back_fresh(known)
-            log.debug("balancer did not take report %d", self._seq)
+        await self._reports.send(directory, capacity, self._rate.per_s())
 
     def is_idle(self) -> bool:
         """Whether nothing is left here: no sequence, no ticket, no letter on its way, nothing to write to the store."""
@@ -359,14 +354,20 @@ class EngineParts:
     def counters(self) -> Mapping[str, int]:
         """Counts since the start, for metrics."""
         saver = self._saver
-        return {"grains_dropped": saver.dropped if saver else 0, "saves_failed": saver.failed if saver else 0}
+        grammars = {f"grammars_{what}": count for what, count in self._grammars.counts.items()}
+        saves = {"grains_dropped": saver.dropped if saver else 0, "saves_failed": saver.failed if saver else 0}
+        return {**grammars, **self._drafts.counts(), **saves}
 
 
+@dataclass(frozen=True, slots=True)
 class Built:
-    """A loaded engine and what a transfer library registered for it."""
+    """A loaded engine, what a transfer library registered for it, and what compiles its requests' grammars."""
 
-    def __init__(self, engine: Engine, memory: DeviceMemory, transfer: Transfer | None, ops: Mapping[str, str]) -> None:
-        self.engine, self.memory, self.transfer, self.implementations = engine, memory, transfer, ops
+    engine: Engine
+    memory: DeviceMemory
+    transfer: Transfer | None
+    implementations: Mapping[str, str]
+    compiler: GrammarCompiler | None = None
 
 
 async def open_parts(spec: ClusterSpec, group: GroupRef, directory: Members, place: Surroundings) -> EngineParts:
@@ -377,11 +378,11 @@ async def open_parts(spec: ClusterSpec, group: GroupRef, directory: Members, pla
 
 def build(spec: ClusterSpec, group: GroupRef, transfer_of: Callable[[str], Transfer]) -> Built:
     """A group's engine from the checkpoint; its memory is registered with the transfer of its agent name."""
-    model = load_model(Path(spec.model_dir))
-    saves = spec.cluster.store is not None
-    engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=saves)
+    config = spec.engine(role_of(group))
+    model = load_model(Path(spec.model_dir), with_drafter=config.drafts > 0)
+    engine, memory = build_engine(model, config, saves_grains=spec.cluster.store is not None)
     transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
-    return Built(engine, memory, transfer, implementations(model))
+    return Built(engine, memory, transfer, implementations(model), grammar_compiler(Path(spec.model_dir), model))
 
 
 def registered(transfer_of: Callable[[str], Transfer], group: GroupRef, memory: DeviceMemory) -> Transfer:

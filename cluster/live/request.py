@@ -226,4 +226,5 @@ def _job(chat: ChatJob, eos_token_id: int) -> m.Job:
         traffic_class=chat.traffic_class.value,
         arrival_us=chat.arrival_us,
         deadline_us=chat.deadline_us or 0,
+        grammar=chat.grammar,
     )

@@ -82,6 +82,7 @@ class StepLoop:
                     continue
                 self._step_began_s = monotonic_s()
                 output = self._engine.step(now_us())
+                self._engine.step_took(1e6 * self.step_s)
                 self._step_began_s = 0.0
                 if output:
                     self._loop.call_soon_threadsafe(self._deliver, output)

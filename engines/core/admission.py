@@ -112,7 +112,7 @@ class Receiving:
         sequence.cached = state.cached
         sequence.block_table = list(reservation.blocks)
         sequence.slot = reservation.slot
-        ledger.sequences[request_id] = sequence
+        ledger.add(sequence)
         ledger.arrived.append(sequence)
         return Accepted(request_id)
 

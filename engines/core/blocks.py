@@ -73,6 +73,10 @@ class BlockPool:
             if not self._references[one]:
                 self._free.append(one)
 
+    def references_of(self, one: int) -> int:
+        """How often an id is referred to."""
+        return self._references[one]
+
     def references(self) -> dict[int, int]:
         """Owned ids and how often each is referred to."""
         return {one: count for one, count in enumerate(self._references) if count}

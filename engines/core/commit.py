@@ -41,10 +41,16 @@ def commit_step(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: in
 
 
 def collect(ledger: Ledger, plan: Plan) -> list[Event]:
-    """Report who left with a plan and free what the finished ones own; no step that is still open computes them."""
+    """Report who left with a plan and free what they own, and the sources of its copies.
+
+    No step that is still open computes them, and copies come before whatever is written there next.
+    """
     events: list[Event] = [FinishEvent(*one) for one in plan.dropped]
     for one in plan.finished:
         _free_finished(ledger, one, events)
+    if plan.clone_slots or plan.clone_blocks:
+        ledger.slots.free([source for source, _ in plan.clone_slots])
+        ledger.blocks.free([source for source, _ in plan.clone_blocks])
     return events
 
 
@@ -113,8 +119,8 @@ def _require_fit(plan: Plan, result: StepResult, drafts: int) -> None:
 
 
 def _free_finished(ledger: Ledger, one: Ended, events: list[Event]) -> None:
-    sequence = ledger.sequences.pop(one.request_id)
-    ledger.give_back(sequence)
+    sequence = ledger.sequences[one.request_id]
+    ledger.forget(sequence)
     if not sequence.is_reported:
         events.append(FinishEvent(*one))
 

@@ -1,11 +1,12 @@
 """Plan a decode step: collect what finished, admit what arrived, and keep everyone in blocks or preempt."""
 
+from collections import deque
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 from typing import NamedTuple
 
-from shoal.engines.config import Role
 from shoal.engines.core.drafts import VerifyChooser
+from shoal.engines.core.fork import give_up, may_settle, settle
 from shoal.engines.core.ledger import Ledger, ended
 from shoal.engines.core.plan import Ended, PlanItem
 from shoal.engines.core.request import FinishReason
@@ -30,7 +31,7 @@ def plan_decode(ledger: Ledger, verify: VerifyChooser | None = None) -> DecodePl
     """
     finished = ledger.collect_finished()
     dropped = ledger.sweep_waiting()
-    finished += _admit(ledger)
+    finished += _admit(ledger, dropped)
     # Stable, so ties keep their order and a plan does not depend on how the sort is implemented.
     candidates = sorted(ledger.running, key=lambda s: s.len - s.prompt_len, reverse=True)
     scheduled, victims = _keep_in_blocks(ledger, candidates)
@@ -65,19 +66,38 @@ def _rows(scheduled: list[Sequence], drafts: int, verify: VerifyChooser | None) 
     return rows
 
 
-def _admit(ledger: Ledger) -> list[Ended]:
+def _admit(ledger: Ledger, dropped: list[Ended]) -> list[Ended]:
     """Move arrived sequences into decode while there is room; returns those that died meanwhile."""
     finished = []
     while ledger.arrived and len(ledger.running) < ledger.config.sequences_max:
-        sequence = ledger.arrived.popleft()
+        sequence = ledger.arrived[0]
+        if sequence.is_sharing and not sequence.is_finished and not may_settle(ledger, sequence):
+            if _makes_room(ledger) or not ledger.rules.adopt_when_sole:
+                break
+            ledger.arrived.popleft()
+            if not give_up(ledger, sequence):
+                dropped.append(ledger.drop(sequence))
+            continue
+        ledger.arrived.popleft()
         if sequence.is_finished:
             finished.append(ended(sequence))
             continue
+        if sequence.is_sharing:
+            settle(ledger, sequence)
         sequence.move(Phase.RUNNING)
         ledger.take_draft_slot(sequence)
         sequence.drafts = ledger.pads
         ledger.running.append(sequence)
     return finished
+
+
+def _makes_room(ledger: Ledger) -> bool:
+    """Whether memory will come back without anybody's help: somebody runs, or has ended and still owns some."""
+    dead = [sequence for sequence in ledger.arrived if sequence.is_finished]
+    if dead:  # behind the head: they come first, for then they leave
+        ledger.arrived = deque([*dead, *(s for s in ledger.arrived if not s.is_finished)])
+    owners = ledger.sequences.values()
+    return any(s.block_table and (s.is_finished or s.phase is Phase.RUNNING) for s in owners)
 
 
 def _keep_in_blocks(ledger: Ledger, candidates: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -122,11 +142,8 @@ def _free_surplus(ledger: Ledger, sequence: Sequence, needed: int) -> None:
 
 def _preempt(ledger: Ledger, sequence: Sequence) -> Sequence:
     """Take a running sequence's memory: it waits at the head to be computed again, or ends where that cannot be."""
-    may_recompute = (
-        ledger.config.recompute_preempted and ledger.config.role is Role.NORMAL and not sequence.is_constrained
-    )
     ledger.give_back(sequence)
-    if may_recompute:
+    if ledger.may_recompute(sequence):
         sequence.restart()
         ledger.waiting.appendleft(sequence)
     else:

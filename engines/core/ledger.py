@@ -1,6 +1,7 @@
 """Who owns what on one rank: the pools, the queues, and the moves that take or give back memory."""
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 from shoal.engines.config import EngineConfig, Role
@@ -8,9 +9,18 @@ from shoal.engines.core.blocks import Availability, BlockPool
 from shoal.engines.core.drafts import DraftSlots
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.plan import Ended, Reservation
+from shoal.engines.core.prefill_cost import PrefillCost
 from shoal.engines.core.request import FinishReason, NoRoom
 from shoal.engines.core.rules import SchedulingRules, prompt_limit, step_room
 from shoal.engines.core.sequence import Phase, Sequence
+
+
+class Clone(NamedTuple):
+    """Copies (source, target) that make a branch's memory its own; each source has a reference until they are done."""
+
+    branch: Sequence
+    blocks: tuple[tuple[int, int], ...]
+    slots: tuple[tuple[int, int], ...]
 
 
 class Ledger:
@@ -28,12 +38,17 @@ class Ledger:
         self.slots = BlockPool(config.cache.slots_count)
         self.draft_slots = DraftSlots(config.sequences_max if rules.drafts else 0)
         self.pads = (rules.pad_token_id,) * rules.drafts  # what is verified where no drafts were made
+        self.prefill_cost = PrefillCost()
         self.sequences: dict[str, Sequence] = {}
         self.waiting: deque[Sequence] = deque()
         self.arrived: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.handoff: dict[str, Sequence] = {}
         self.reservations: dict[str, Reservation] = {}
+        self.clones: list[Clone] = []  # for the next plan
+        self.arrivals = 0
+        self.present: dict[str, int] = {}  # sequences of each user
+        self.served: dict[str, int] = {}  # tokens of users: prompts given memory, outputs of ended sequences
         self.decode_step = 0
 
     def blocks_of(self, tokens: int) -> int:
@@ -73,8 +88,31 @@ class Ledger:
     def take(self, sequence: Sequence) -> None:
         """Give a sequence blocks for all its tokens, and a slot."""
         assert not sequence.block_table, f"{sequence.request_id} takes memory twice"
+        self.serve(sequence.request.user, sequence.len)
         sequence.block_table = self.blocks.allocate(self.blocks_of(sequence.len))
         sequence.slot = self.slots.allocate(1)[0]
+
+    def enter(self, sequence: Sequence) -> None:
+        """A new prompt joins the queue."""
+        self.add(sequence)
+        self.arrivals += 1
+        sequence.arrival = self.arrivals
+        self.waiting.append(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Know a sequence from now on. A user who was away starts level with the least served of those who are here.
+
+        So nobody saves up a share while asking for nothing (a virtual token counter).
+        """
+        user = sequence.request.user
+        if user not in self.present:
+            self.served[user] = min((self.served.get(name, 0) for name in self.present), default=0)
+        self.present[user] = self.present.get(user, 0) + 1
+        self.sequences[sequence.request_id] = sequence
+
+    def serve(self, user: str, tokens: int) -> None:
+        """Charge a user for tokens."""
+        self.served[user] = self.served.get(user, 0) + tokens
 
     def take_draft_slot(self, sequence: Sequence) -> None:
         """Give a sequence that will decode a place for its draft info; nothing where no drafts are made."""
@@ -99,11 +137,37 @@ class Ledger:
             self.blocks.free(sequence.block_table)
             sequence.block_table = []
 
+    def take_clones(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Block and slot copies of branches that still own their memory; the others' sources are freed."""
+        if not self.clones:
+            return (), ()
+        gone = [clone for clone in self.clones if not clone.branch.block_table]
+        kept = [clone for clone in self.clones if clone.branch.block_table]
+        for clone in gone:
+            self.slots.free([source for source, _ in clone.slots])
+            self.blocks.free([source for source, _ in clone.blocks])
+        self.clones = []
+        return tuple(p for clone in kept for p in clone.blocks), tuple(p for clone in kept for p in clone.slots)
+
+    def may_recompute(self, sequence: Sequence) -> bool:
+        """Whether a sequence that lost its memory can be computed again from its start."""
+        config = self.config
+        return config.recompute_preempted and config.role is Role.NORMAL and not sequence.is_constrained
+
     def drop(self, sequence: Sequence) -> Ended:
         """Forget a finished sequence of no queue and free its memory now."""
-        self.give_back(sequence)
-        del self.sequences[sequence.request_id]
+        self.forget(sequence)
         return ended(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free what a sequence owns, charge its user for its output, and know it no more."""
+        self.give_back(sequence)
+        user = sequence.request.user
+        self.serve(user, len(sequence.output))
+        self.present[user] -= 1
+        if not self.present[user]:
+            del self.present[user], self.served[user]
+        del self.sequences[sequence.request_id]
 
     def refuse(self, sequence: Sequence, detail: str) -> Ended:
         """End and forget a waiting sequence, already out of the queue, that can never be computed."""
@@ -126,22 +190,27 @@ class Ledger:
                 self.return_draft_slot(sequence)
         return [ended(sequence) for sequence in finished]
 
-    def check(self, in_plan: frozenset[str], held_blocks: tuple[int, ...] = ()) -> None:
+    def check(
+        self, in_plan: frozenset[str], held_blocks: tuple[int, ...] = (), held_slots: tuple[int, ...] = ()
+    ) -> None:
         """Assert that nothing is lost or owned twice.
 
-        `in_plan`: request ids of the open plan; `held_blocks`: ids that were taken from the pool directly.
+        `in_plan`: request ids of open plans; `held_blocks`, `held_slots`: ids that are referred to from elsewhere.
         """
+        held_blocks += tuple(source for clone in self.clones for source, _ in clone.blocks)
+        held_slots += tuple(source for clone in self.clones for source, _ in clone.slots)
         owners = list(self.sequences.values())
         held = self.reservations.values()
         self.blocks.check(
             [*held_blocks, *(b for s in owners for b in s.block_table), *(b for r in held for b in r.blocks)]
         )
-        self.slots.check([*(s.slot for s in owners if s.slot), *(r.slot for r in held)])
+        self.slots.check([*held_slots, *(s.slot for s in owners if s.slot), *(r.slot for r in held)])
         self.draft_slots.check([s.draft_slot for s in owners if s.draft_slot])
         places = [*self.waiting, *self.arrived, *self.running, *self.handoff.values()]
         placed = {id(s) for s in places}
         assert len(placed) == len(places), f"a sequence is in two queues: {[s.request_id for s in places]}"
         known = {id(s) for s in owners}
+        assert sum(self.present.values()) == len(owners), f"{len(owners)} sequences of users {self.present}"
         assert placed <= known, "a queue holds a forgotten sequence"
         lost = known - placed - {id(s) for s in owners if s.request_id in in_plan}
         assert not lost, f"in no queue: {[s.request_id for s in owners if id(s) in lost]}"

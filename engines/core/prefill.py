@@ -4,11 +4,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shoal.engines.config import Role
+from shoal.engines.config import STEP_TIME_AUTO, STEP_TIME_OFF, Role
 from shoal.engines.core.chunking import cut_chunk
 from shoal.engines.core.layout import align_up
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import Ended, PlanItem
+from shoal.engines.core.prefill_cost import Chunk, Coefficients
+from shoal.engines.core.queueing import count_overtaken, in_order, is_due
 from shoal.engines.core.sequence import Sequence
 
 
@@ -40,7 +42,10 @@ class Selection:
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of a step's limits while prompts are picked; pools are counted, not touched."""
+    """What is left of a step's limits while prompts are picked; pools are counted, not touched.
+
+    `time_us` is what chunks may still cost by `cost`; without a cost (no limit, or nothing measured yet) time is free.
+    """
 
     rows: int
     keys: int
@@ -48,6 +53,8 @@ class Budget:
     blocks: int
     slots: int
     admits_new: bool
+    cost: Coefficients | None = None
+    time_us: float = 0.0
 
 
 class PrefillPlan(NamedTuple):
@@ -85,7 +92,7 @@ def select(ledger: Ledger) -> Selection:
     if ledger.config.role is Role.NORMAL and wants_prefill(ledger):
         return selection
     budget = _opening_budget(ledger)
-    for sequence in ledger.waiting:
+    for sequence in in_order(ledger):
         if sequence.is_finished:
             selection.removed.append((sequence, ""))
             continue
@@ -101,7 +108,8 @@ def select(ledger: Ledger) -> Selection:
             selection.reasons.append((sequence.request_id, reason))
             if not ledger.rules.younger_may_pass:
                 break
-            budget.admits_new = False  # only prompts that own their memory may still pass, so nobody is starved
+            if is_due(ledger, sequence):
+                budget.admits_new = False  # only prompts that own their memory may still pass, so nobody is starved
             continue
         reason = _pick(ledger, sequence, budget, selection)
         if reason:
@@ -123,20 +131,23 @@ def plan_prefill(ledger: Ledger) -> PrefillPlan:
         ledger.waiting = deque(sequence for sequence in ledger.waiting if id(sequence) not in gone)
     for sequence, refusal in selection.removed:
         dropped.append(ledger.refuse(sequence, refusal) if refusal else ledger.drop(sequence))
-    items = []
+    items, admitted = [], []
     for sequence, rows, completes, next_checkpoint in selection.picks:
         if not sequence.holds_memory:
             ledger.take(sequence)
+            admitted.append(sequence)
         sequence.next_checkpoint = next_checkpoint
         sequence.schedule_count += 1
         if completes and ledger.config.role is Role.NORMAL:
             ledger.take_draft_slot(sequence)
         items.append(PlanItem(sequence, sequence.cached, rows, completes, write_slot=sequence.draft_slot))
+    count_overtaken(ledger.waiting, admitted)
     return PrefillPlan(items, finished, dropped, selection.reasons)
 
 
 def _opening_budget(ledger: Ledger) -> Budget:
     config, rules = ledger.config, ledger.rules
+    cost = None if config.step_time_us == STEP_TIME_OFF else ledger.prefill_cost.coefficients
     counted = len(ledger.running) + (len(ledger.handoff) if rules.count_handoffs else 0)
     return Budget(
         rows=config.step_tokens_max,
@@ -145,7 +156,28 @@ def _opening_budget(ledger: Ledger) -> Budget:
         blocks=ledger.blocks.free_count,
         slots=ledger.slots.free_count,
         admits_new=config.role is not Role.NORMAL or ledger.is_below_watermark(),
+        cost=cost,
+        time_us=_time_for_chunks(ledger, cost) if cost else 0.0,
     )
+
+
+def _time_for_chunks(ledger: Ledger, cost: Coefficients) -> float:
+    config = ledger.config
+    if config.step_time_us == STEP_TIME_AUTO:
+        return cost.of_chunk(Chunk(config.step_tokens_max, 0))
+    return config.step_time_us - cost.start
+
+
+def _room(ledger: Ledger, sequence: Sequence, budget: Budget, is_first: bool) -> int:
+    """Rows that the sequence may have: what the step's rows and its time leave, in whole multiples of the alignment.
+
+    The first chunk has a block's rows however long they take: a prompt must get on.
+    """
+    rows, alignment = budget.rows, ledger.rules.chunk_alignment
+    if budget.cost is not None:
+        least = ledger.config.cache.block_tokens if is_first else 0
+        rows = int(min(rows, max(least, budget.cost.rows_within(budget.time_us, sequence.cached))))
+    return rows // alignment * alignment
 
 
 def _why_no_memory(ledger: Ledger, sequence: Sequence, budget: Budget) -> str:
@@ -163,7 +195,7 @@ def _pick(ledger: Ledger, sequence: Sequence, budget: Budget, selection: Selecti
         return f"{config.sequences_max} sequences run"
     if rules.charge_whole_prompt and budget.keys < sequence.len:
         return f"whole prompt passes the key limit of {rules.sum_k_max}"
-    room = budget.rows // rules.chunk_alignment * rules.chunk_alignment
+    room = _room(ledger, sequence, budget, is_first=not selection.picks)
     cut = cut_chunk(sequence, room, budget.rows, is_first=not selection.picks, may_cut=rules.chunked_prefill)
     rows, whole = cut.rows, sequence.len - sequence.cached
     if rows < max(rules.lookahead_tokens, 1):
@@ -178,6 +210,8 @@ def _pick(ledger: Ledger, sequence: Sequence, budget: Budget, selection: Selecti
         return f"{keys} keys pass the limit of {rules.sum_k_max}"
     budget.keys -= keys
     budget.rows -= align_up(rows, rules.chunk_alignment)
+    if budget.cost is not None:
+        budget.time_us -= budget.cost.of_chunk(Chunk(rows, sequence.cached))
     assert budget.rows >= 0, f"{sequence.request_id} overdraws the step by {-budget.rows} rows"
     if not sequence.holds_memory:
         budget.blocks -= ledger.blocks_of(sequence.len)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal.engines.core.grammar.spec import GrammarSpec
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -11,6 +13,10 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` -1 and `min_p` 0 are off. `logprobs` is the number of alternatives to
     report (None: none, 0: only the sampled token). `seed` is 64 bit and always set: sampling is a pure function
     of (seed, position), so another engine continues the same stream.
+
+    `min_tokens`: neither EOS nor a stop token is chosen before so many output tokens. `logit_bias`: (token id, what is
+    added to its logit). Penalties as OpenAI (presence, frequency: of the output) and vLLM (repetition: of prompt and
+    output) define them; 0, 0 and 1 are off.
     """
 
     temperature: float = 1.0
@@ -22,6 +28,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,10 @@ class EngineRequest:
     are counted from it, and YOCO truncation keeps `prompt_len - keep` as its first decoder row, so a re-routed
     request computes exactly what the first engine computed. `hit_tokens` (a multiple of the grain) will be
     swapped in from the store before the sequence may run. `checkpoints` are absolute positions where a prefill
-    chunk must end (anchors to save).
+    chunk must end (anchors to save). `grammar` rules the output tokens, those already produced included.
+
+    What it asks of the queue: `priority`, greater goes first; `deadline_us`, 0 = none, earlier goes first among
+    equals, and a prompt that is not begun by then ends with an error; `user`, whose requests share by tokens.
     """
 
     request_id: str
@@ -64,6 +78,10 @@ class EngineRequest:
     hit_tokens: int = 0
     checkpoints: tuple[int, ...] = ()
     arrival_us: int = 0
+    grammar: GrammarSpec | None = None
+    priority: int = 0
+    deadline_us: int = 0
+    user: str = ""
 
 
 class FinishReason(StrEnum):

@@ -23,6 +23,9 @@ class SchedulingRules:
     `charge_whole_prompt`: charge a chunk's whole prompt against `sum_k_max` instead of the keys it attends.
     `refuse_at_submit`: say at once that a request can never be served. `preempt_on_need`: a decode sequence that
     needs no block preempts nobody. `count_handoffs`: a prompt waiting for its hand-off counts as running.
+    `waiting_max` requests may wait, one more is rejected; 0 = no bound. `overtaken_max`: so often may younger prompts
+    be given memory before one that waits for room or for its turn; after that nobody new passes it.
+    `adopt_when_sole`: a branch that alone owns a slot or block keeps it instead of copying it.
 
     `pipelined`: a decode step may be planned while the one before it is open (zero-overhead scheduling, notes 6).
     """
@@ -42,6 +45,9 @@ class SchedulingRules:
     refuse_at_submit: bool = True
     preempt_on_need: bool = True
     count_handoffs: bool = False
+    waiting_max: int = 0
+    overtaken_max: int = 64
+    adopt_when_sole: bool = True
     pipelined: bool = False
 
     def __post_init__(self) -> None:
@@ -49,7 +55,7 @@ class SchedulingRules:
         for name in ("all_interval", "any_interval", "chunk_alignment", "sum_k_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("lookahead_tokens", "drafts", "pad_token_id"):
+        for name in ("lookahead_tokens", "drafts", "pad_token_id", "waiting_max", "overtaken_max"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence as Seq
 
-from shoal.engines.config import EngineConfig, Role
+from shoal.engines.config import STEP_TIME_OFF, EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
 from shoal.engines.core.commit import collect, commit_step
 from shoal.engines.core.decode import plan_decode
 from shoal.engines.core.drafts import VerifyChooser
+from shoal.engines.core.fork import fork
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import (
     Accepted,
@@ -19,7 +20,9 @@ from shoal.engines.core.plan import (
     StepResult,
 )
 from shoal.engines.core.prefill import plan_prefill, select, wants_prefill
-from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, TokenState
+from shoal.engines.core.prefill_cost import Chunk
+from shoal.engines.core.queueing import expire
+from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, SamplingParams, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
 from shoal.engines.core.submit import objection
@@ -35,8 +38,8 @@ class StepScheduler:
     Not thread safe: one task owns it. A plan must be committed before the next is made; with `rules.pipelined` one
     step, of any kind, may be planned behind an open decode step: plan N (behind N-1), launch N, commit N-1, fix_up N,
     sample N. Whatever is copied out of memory for step N-1 is copied, in device order, before N writes. Every request
-    that was accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and `release`.
-    Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
+    that was accepted ends with exactly one FinishEvent, except a PROMPT engine's that ends with PromptDone and
+    `release`. Aborts and failures take effect, and are reported, by the next plan and its commit; so an engine with
     `has_work` must go on stepping.
     """
 
@@ -79,8 +82,7 @@ class StepScheduler:
         reason = objection(self._ledger, sequence)
         if reason:
             return Rejected(request.request_id, reason)
-        self._ledger.sequences[request.request_id] = sequence
-        self._ledger.waiting.append(sequence)
+        self._ledger.enter(sequence)
         return Accepted(request.request_id)
 
     def set_schedulable(self, request_id: str) -> bool:
@@ -106,6 +108,10 @@ class StepScheduler:
         """As `abort`, for a request that cannot go on: an image or a grammar failed. Reported as ERROR."""
         return self._end(request_id, FinishReason.ERROR, detail)
 
+    def refuse(self, request_id: str, detail: str) -> bool:
+        """As `abort`, for a request that no engine can serve: its grammar is none. Reported as REFUSED."""
+        return self._end(request_id, FinishReason.REFUSED, detail)
+
     def set_constrained(self, request_id: str) -> bool:
         """A grammar constrains the output, and its state cannot be recomputed. False if the request is not here."""
         sequence = self._ledger.sequences.get(request_id)
@@ -113,6 +119,16 @@ class StepScheduler:
             return False
         sequence.is_constrained = True
         return True
+
+    def fork(
+        self, parent_id: str, request_id: str, sampling: SamplingParams, prompt_len: int | None = None
+    ) -> Accepted | NoRoom | Rejected:
+        """Branch a sequence: a new request that begins with all of the parent's tokens and shares what is computed.
+
+        `prompt_len` (by default the parent's) is where the branch's outputs are counted from. The next plan copies
+        what the two would write differently; the parent may go on. NoRoom: try again after a step.
+        """
+        return fork(self._ledger, parent_id, request_id, sampling, prompt_len)
 
     # A prefix hit is swapped in.
 
@@ -150,8 +166,7 @@ class StepScheduler:
         sequence = self._ledger.handoff.pop(request_id, None)
         if sequence is None:
             return False
-        self._ledger.give_back(sequence)
-        del self._ledger.sequences[request_id]
+        self._ledger.forget(sequence)
         return True
 
     # One step.
@@ -181,31 +196,41 @@ class StepScheduler:
         if VERDICT_OF_ROLE.get(self.config.role, verdict) is not verdict:
             raise ValueError(f"a {self.config.role} engine cannot plan a {verdict} step")
         self._steps += 1
-        if verdict is StepKind.PREFILL:
-            self._ledger.decode_step = 0
-            prefill = plan_prefill(self._ledger)
-            plan = Plan(
-                self._steps,
-                verdict,
-                tuple(prefill.items),
-                tuple(prefill.finished),
-                tuple(prefill.dropped),
-                reasons=tuple(prefill.reasons),
-            )
-        else:
-            self._ledger.decode_step += 1
-            decode = plan_decode(self._ledger, self._verify)
-            plan = Plan(
-                self._steps,
-                verdict,
-                tuple(decode.items),
-                tuple(decode.finished),
-                tuple(decode.dropped),
-                tuple(decode.preempted),
-                behind=self._open[0].step if self._open else 0,
-            )
+        expire(self._ledger, now_us)
+        plan = self._plan_prefill() if verdict is StepKind.PREFILL else self._plan_decode()
         self._open.append(plan)
         return plan
+
+    def _plan_prefill(self) -> Plan:
+        self._ledger.decode_step = 0
+        prefill = plan_prefill(self._ledger)
+        clone_blocks, clone_slots = self._ledger.take_clones()
+        return Plan(
+            self._steps,
+            StepKind.PREFILL,
+            tuple(prefill.items),
+            tuple(prefill.finished),
+            tuple(prefill.dropped),
+            clone_blocks=clone_blocks,
+            clone_slots=clone_slots,
+            reasons=tuple(prefill.reasons),
+        )
+
+    def _plan_decode(self) -> Plan:
+        self._ledger.decode_step += 1
+        decode = plan_decode(self._ledger, self._verify)
+        clone_blocks, clone_slots = self._ledger.take_clones()
+        return Plan(
+            self._steps,
+            StepKind.DECODE,
+            tuple(decode.items),
+            tuple(decode.finished),
+            tuple(decode.dropped),
+            tuple(decode.preempted),
+            clone_blocks=clone_blocks,
+            clone_slots=clone_slots,
+            behind=self._open[0].step if self._open else 0,
+        )
 
     def commit(self, plan: Plan, result: StepResult, now_us: int) -> tuple[Event, ...]:
         """Apply the result of the oldest open plan; afterwards its items are stale.
@@ -221,6 +246,11 @@ class StepScheduler:
         for later in self._open:
             events += self._collect(later)
         return tuple(events)
+
+    def measured(self, plan: Plan, took_us: float) -> None:
+        """The step of a committed plan took so long: what prefill steps cost is learned from it."""
+        if plan.kind is StepKind.PREFILL and self.config.step_time_us != STEP_TIME_OFF:
+            self._ledger.prefill_cost.measured([Chunk(item.rows, item.start) for item in plan.items], took_us)
 
     def fix_up(self, plan: Plan, rows: Seq[int] | None = None) -> Plan:
         """Replace a plan made behind a step that is committed now by one with true positions: sample and commit that.
@@ -288,7 +318,10 @@ class StepScheduler:
         """Assert that memory and sequences are conserved. O(blocks + sequences): for tests and idle times."""
         in_plan = {i.request_id for plan in self._open for i in plan.items}
         in_plan |= {one.request_id for plan in self._open for one in plan.finished}
-        self._ledger.check(frozenset(in_plan), held_blocks)
+        copying = [plan for plan in self._open if plan.step > self._collected]
+        blocks = (*held_blocks, *(source for plan in copying for source, _ in plan.clone_blocks))
+        slots = tuple(source for plan in copying for source, _ in plan.clone_slots)
+        self._ledger.check(frozenset(in_plan), blocks, slots)
 
     def _end(self, request_id: str, reason: FinishReason, detail: str) -> bool:
         sequence = self._ledger.sequences.get(request_id)

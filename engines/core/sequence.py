@@ -20,7 +20,7 @@ class Phase(StrEnum):
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.LOADING, Phase.RUNNING, Phase.HANDOFF, Phase.FINISHED}),
     Phase.LOADING: frozenset({Phase.WAITING, Phase.FINISHED}),
-    Phase.ARRIVED: frozenset({Phase.RUNNING, Phase.FINISHED}),
+    Phase.ARRIVED: frozenset({Phase.WAITING, Phase.RUNNING, Phase.FINISHED}),
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.FINISHED}),
     Phase.HANDOFF: frozenset({Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
@@ -45,6 +45,7 @@ class Sequence:
 
     __slots__ = (
         "accept_rates",
+        "arrival",
         "block_table",
         "cached",
         "detail",
@@ -53,10 +54,12 @@ class Sequence:
         "has_draft_info",
         "is_constrained",
         "is_reported",
+        "is_sharing",
         "is_waiting_for_images",
         "len",
         "next_checkpoint",
         "output",
+        "overtaken",
         "phase",
         "prev_accept_rates",
         "process_count",
@@ -94,6 +97,9 @@ class Sequence:
         self.is_waiting_for_images = is_waiting_for_images
         self.wants_load = request.hit_tokens > 0  # a stored prefix that is not on its way yet
         self.is_constrained = False  # a grammar's state cannot be recomputed, so neither can the sequence
+        self.is_sharing = False  # a branch that will write what is still shared: its last block and slot
+        self.arrival = 0  # order of submission to this engine
+        self.overtaken = 0  # plans that gave memory to a younger prompt
         self.is_reported = False  # its FinishEvent is out
 
     @property
@@ -130,6 +136,11 @@ class Sequence:
         if start >= split:
             return tuple(self.output[start - split : end - split])
         return given[start:] + tuple(self.output[: end - split])
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """Output tokens of the request over all attempts; costs what it returns."""
+        return self.token_slice(self.prompt_len, self.len)
 
     def image_at(self, cut: int) -> ImageSpan | None:
         """The image that a chunk ending at `cut` would divide; a cut at its first position is legal."""

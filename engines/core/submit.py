@@ -12,11 +12,19 @@ def objection(ledger: Ledger, sequence: Sequence) -> str:
     if request.request_id in ledger.sequences or request.request_id in ledger.reservations:
         return f"request_id {request.request_id!r} is in use: a request has one sequence in an engine at a time"
     return (
-        _bad_tokens(request)
+        _queue_full(ledger)
+        or _bad_tokens(request)
         or _bad_images(request)
         or _bad_hit(ledger, request)
         or (ledger.refusal(len(request.token_ids), sequence) if ledger.rules.refuse_at_submit else "")
     )
+
+
+def _queue_full(ledger: Ledger) -> str:
+    most = ledger.rules.waiting_max
+    if not most or len(ledger.waiting) < most:
+        return ""
+    return f"waiting_max = {most} requests wait already: retry later, ask another engine, or raise waiting_max"
 
 
 def _bad_tokens(request: EngineRequest) -> str:

@@ -28,6 +28,11 @@ class BoundModel:
         """Token ids are below this."""
         return self._model.config.text.vocab_size
 
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends an answer."""
+        return self._model.config.eos_token_id
+
     def forward(self, batch: Batch) -> Tensor:
         """Advance the caches: hidden [S, H] of last rows in prefill, [T, H] of all rows in decode."""
         return self._model.forward(batch, self._caches, self._truncation)
@@ -46,6 +51,11 @@ class WholeSequence:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends an answer."""
+        return self._model.config.eos_token_id
 
     @torch.inference_mode()
     def logits_of(self, text: WholeText, count: int) -> Tensor:

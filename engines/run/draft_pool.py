@@ -6,13 +6,6 @@ Source: engine runtime notes 8.6. Slots are the scheduler's; slot 0 is never wri
 import torch
 from torch import Tensor
 
-NUMBER_BYTES = 4
-
-
-def pool_bytes(sequences_max: int, drafts: int, vocabulary: int) -> int:
-    """Bytes of the log-distributions, which are nearly all of a pool."""
-    return (sequences_max + 1) * drafts * vocabulary * NUMBER_BYTES if drafts else 0
-
 
 class DraftPool:
     """Slots 0..sequences_max of n drafts: `tokens` int64 [slots, n], `logprobs` float32 [slots, n, V], `confidence`.

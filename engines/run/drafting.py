@@ -72,20 +72,25 @@ class Drafting:
         """Drafts a step."""
         return self._pool.tokens.shape[1]
 
-    def step(self, items: Sequence[PlanItem], logits: Tensor) -> StepResult:
-        """Judge the rows of decode items, logits float32 [rows, V], and draft behind what is output."""
+    def step(self, items: Sequence[PlanItem], logits: Tensor, refused: tuple[tuple[str, str], ...] = ()) -> StepResult:
+        """Judge the rows of decode items, logits float32 [rows, V], and draft behind what is output.
+
+        `refused` requests have failed already.
+        """
         judged = self._judge(items, logits)
         results: list[Verified] = []
         logprobs: list[TokenLogprobs | None] = []
         accepted_logprobs: list[list[TokenLogprobs]] = []
-        failed: list[tuple[str, str]] = []
+        failed, known = [*refused], {request_id for request_id, _ in refused}
         first = 0
         for item in items:
             rows = slice(first, first + item.rows)
             drafts = item.token_ids[1:]
             found = accepted_prefix(drafts, judged.accepted[rows].tolist(), judged.tokens[rows].tolist())
             last = first + len(found.accepted)
-            if not bool(judged.valid[first : last + 1].all()):
+            if item.request_id in known:
+                found = Verified((), 0)
+            elif not bool(judged.valid[first : last + 1].all()):
                 at = item.start + 1 + judged.valid[first : last + 1].tolist().index(False)
                 failed.append((item.request_id, f"the model gave no finite logits at position {at}"))
                 found = Verified((), 0)

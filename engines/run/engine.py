@@ -1,7 +1,8 @@
 """Engine: one rank's scheduler, runner and memory behind plain verbs; no clock, no threads, no network.
 
 The caller's loop is `step(now_us)` while `has_work`, everything else moves requests in and out between steps. A
-request may wait for two things before it runs: rows of its images (`image_ready`) and a store hit (`load_hit`).
+request may wait before it runs: for rows of its images (`image_ready`), for its grammar (`grammar_ready`) and for a
+store hit (`load_hit`).
 What is wrong with one request (rows or payloads of another model, ids outside the vocabulary, logits that are not
 finite) ends or rejects that request; an exception out of `step` means that an invariant broke and the memory can no
 longer be trusted.
@@ -11,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.engines.config import EngineConfig, Role
+from shoal.engines.core.grammar.matcher import Grammar
 from shoal.engines.core.plan import Accepted, Ballot, LoadTarget, Plan, PromptDone, Reservation, StepKind
 from shoal.engines.core.request import EngineRequest, FinishEvent, NoRoom, Rejected, TokenEvent, TokenState
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.vote import decide
 from shoal.engines.ports import GrainMemory, StepRunner
+from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.inputs import ImageRows, image_objection
 from shoal.engines.run.output import (
     AnchorToSave,
@@ -35,11 +38,17 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Held:
-    """A request this engine knows: digests still missing, and whether a failed hit waits for them."""
+    """A request this engine knows: digests still missing, and whether its grammar and a failed hit wait for them."""
 
     request: EngineRequest
     missing: set[bytes] = field(default_factory=set)
     is_miss_pending: bool = False
+    wants_grammar: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that must be brought to it is here."""
+        return not self.missing and not self.wants_grammar
 
 
 class Engine:
@@ -53,6 +62,7 @@ class Engine:
         memory: GrainMemory,
         images: ImageRows,
         saves_grains: bool = False,
+        constraints: Constraints | None = None,
     ) -> None:
         self.config = config
         self._scheduler = scheduler
@@ -60,18 +70,22 @@ class Engine:
         self._memory = memory
         self._images = images
         self._saves_grains = saves_grains
+        self._constraints = Constraints() if constraints is None else constraints
         self._held: dict[str, Held] = {}
+        self._last_plan: Plan | None = None
         self._is_stuck = False  # the last step changed nothing, and nothing came in since
 
     def submit(self, request: EngineRequest, now_us: int) -> Accepted | Rejected:
-        """Queue a request. It runs when its hit is loaded and the images not wholly inside the hit are ready."""
+        """Queue a request. It runs when its hit is loaded, its grammar is ready and so are the images not wholly
+        inside the hit."""
         self._is_stuck = False
         if reason := self._runner.objection(request) or image_objection(request):
             return Rejected(request.request_id, reason)
         missing = {s.digest for s in request.images if s.end > request.hit_tokens}
-        answer = self._scheduler.submit(request, now_us, images_pending=bool(missing))
+        held = Held(request, missing, wants_grammar=request.grammar is not None)
+        answer = self._scheduler.submit(request, now_us, images_pending=not held.is_complete)
         if isinstance(answer, Accepted):
-            self._held[request.request_id] = Held(request, missing)
+            self._held[request.request_id] = held
         return answer
 
     def image_ready(self, request_id: str, digest: bytes, rows: Tensor) -> bool:
@@ -88,9 +102,24 @@ class Engine:
             self._scheduler.fail(request_id, reason)
             return False
         held.missing.remove(digest)
-        if not held.missing:
-            self._images_complete(held)
+        self._run_if_complete(held)
         return True
+
+    def grammar_ready(self, request_id: str, grammar: Grammar) -> bool:
+        """Give a request its compiled grammar, at its beginning; False if no such request waits for it."""
+        self._is_stuck = False
+        held = self._held.get(request_id)
+        if held is None or not held.wants_grammar:
+            return False
+        self._constraints.add(held.request, grammar)
+        held.wants_grammar = False
+        self._run_if_complete(held)
+        return True
+
+    def refuse(self, request_id: str, detail: str) -> bool:
+        """End one request that no engine can serve (its grammar is none); False if it is unknown or has ended."""
+        self._is_stuck = False
+        return self._scheduler.refuse(request_id, detail)
 
     def fail(self, request_id: str, detail: str) -> bool:
         """End one request with an error (an image that cannot be encoded); False if it is unknown or has ended."""
@@ -139,8 +168,7 @@ class Engine:
         held.missing |= {s.digest for s in held.request.images if not self._images.has(request_id, s.digest)}
         held.is_miss_pending = True
         needed = tuple(s.digest for s in held.request.images if s.digest in held.missing)
-        if not held.missing:
-            self._images_complete(held)
+        self._run_if_complete(held)
         return needed
 
     def reserve(self, request_id: str, tokens: int, now_us: int) -> Reservation | NoRoom | Rejected:
@@ -152,14 +180,21 @@ class Engine:
         self._is_stuck = False
         return self._scheduler.cancel(reservation)
 
-    def admit(self, reservation: Reservation, state: TokenState, now_us: int) -> Accepted | Rejected:
-        """Start decoding a sequence whose bytes have arrived in the reserved memory."""
+    def admit(
+        self, reservation: Reservation, state: TokenState, now_us: int, grammar: Grammar | None = None
+    ) -> Accepted | Rejected:
+        """Start decoding a sequence whose bytes have arrived in the reserved memory, with its grammar if it has one."""
         self._is_stuck = False
-        if reason := self._runner.objection(state.request):
-            return Rejected(state.request.request_id, reason)
+        request = state.request
+        if reason := self._runner.objection(request):
+            return Rejected(request.request_id, reason)
+        if (request.grammar is None) != (grammar is None):
+            return Rejected(request.request_id, "a constrained request is admitted with its compiled grammar")
         answer = self._scheduler.admit(reservation, state, now_us)
         if isinstance(answer, Accepted):
-            self._held[state.request.request_id] = Held(state.request)
+            self._held[request.request_id] = Held(request)
+            if grammar is not None:
+                self._constraints.add(request, grammar)
         return answer
 
     def release(self, request_id: str) -> bool:
@@ -181,7 +216,7 @@ class Engine:
         """
         if verdict is None:
             verdict = decide((self._scheduler.ballot(now_us),))
-        plan = self._scheduler.plan(verdict, now_us)
+        plan = self._last_plan = self._scheduler.plan(verdict, now_us)
         result = self._runner.run(plan)
         made = progress(plan, result)
         grains, anchors = self._copy_out(plan, made)
@@ -207,6 +242,11 @@ class Engine:
             if isinstance(event, FinishEvent):
                 self._forget(event.request_id)
         return output
+
+    def step_took(self, took_us: float) -> None:
+        """How long the last `step` took, by the caller's clock: the prefill time budget is kept by it."""
+        if self._last_plan is not None:
+            self._scheduler.measured(self._last_plan, took_us)
 
     @property
     def has_work(self) -> bool:
@@ -234,17 +274,21 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Assert every invariant of the scheduler, and that image rows belong to known requests."""
+        """Assert every invariant of the scheduler, and that image rows and grammars belong to known requests."""
         self._scheduler.check()
         known = sum(len({s.digest for s in h.request.images}) for h in self._held.values())
         assert len(self._images) <= known, f"{len(self._images)} image rows are held, {known} images are known"
+        grammars = [i for i, h in self._held.items() if h.request.grammar is not None and not h.wants_grammar]
+        assert len(self._constraints) == len(grammars), f"{len(self._constraints)} grammars are held for {grammars}"
 
     @property
     def _counts_no_steps(self) -> bool:
         """Whether a step without work leaves the next one the same: not so where idle steps count towards a vote."""
         return self.config.role is not Role.NORMAL or self._scheduler.rules.vote_when_idle
 
-    def _images_complete(self, held: Held) -> None:
+    def _run_if_complete(self, held: Held) -> None:
+        if not held.is_complete:
+            return
         request_id = held.request.request_id
         self._scheduler.set_schedulable(request_id)
         if held.is_miss_pending:
@@ -279,3 +323,4 @@ class Engine:
         held = self._held.pop(request_id, None)
         if held is not None:
             self._images.drop(request_id, held.request.images)
+            self._constraints.drop(request_id)

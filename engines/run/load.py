@@ -10,11 +10,14 @@ from shoal.engines.config import EngineConfig, Role
 from shoal.engines.core.layout import block_layout, slot_layout
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
+from shoal.engines.grammar.compiler import GrammarCompiler
+from shoal.engines.grammar.token_bytes import TokenBytes
 from shoal.engines.model.cache import Caches
 from shoal.engines.model.cache_shape import cache_shape
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.numerics import Mode
 from shoal.engines.run.bound import BoundModel
+from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.draft_pool import DraftPool
 from shoal.engines.run.drafting import Drafting, Limits
 from shoal.engines.run.engine import Engine
@@ -61,10 +64,17 @@ def build_engine(
     if drafts:
         pool = DraftPool(config.sequences_max, drafts, bound.vocabulary, pad)
         drafting = Drafting(bound, pool, Limits(model.config.eos_token_id, config.max_model_len))
-    runner = Runner(bound, memory, images, drafting)
     rules = dataclasses.replace(rules or SchedulingRules(), drafts=drafts, pad_token_id=pad)
     scheduler = StepScheduler(config, model.config.eos_token_id, rules)
-    return Engine(config, scheduler, runner, memory, images, saves_grains), memory
+    constraints = Constraints(model.config.text.vocab_size, model.config.eos_token_id, scheduler.rules.drafts)
+    runner = Runner(bound, memory, images, constraints, drafting)
+    return Engine(config, scheduler, runner, memory, images, saves_grains, constraints), memory
+
+
+def grammar_compiler(directory: Path, model: Model) -> GrammarCompiler:
+    """What compiles grammars for a checkpoint's tokenizer and vocabulary; raises OSError, ValueError."""
+    tokens = TokenBytes.from_json((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    return GrammarCompiler(tokens, model.config.text.vocab_size, model.config.eos_token_id)
 
 
 def check_truncation(model: Model, config: EngineConfig) -> None:

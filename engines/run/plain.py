@@ -7,12 +7,18 @@ from typing import Protocol
 import torch
 from shoal.engines.config import Truncation
 from shoal.engines.core.request import EngineRequest, TokenEvent
+from shoal.engines.run.penalties import Penalties
 from shoal.engines.run.sampler import Sampled, sample
 from torch import Tensor
 
 
 class WholeModel(Protocol):
     """What the plain loop asks of a model."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends an answer."""
+        ...
 
     def logits_of(self, text: "WholeText", count: int) -> Tensor:
         """Logits [count, vocab] after each of the last `count` tokens."""
@@ -34,7 +40,7 @@ class WholeText:
 
 
 def plain_loop(
-    model: WholeModel, request: EngineRequest, images: Mapping[bytes, Tensor], truncation: Truncation, eos_token_id: int
+    model: WholeModel, request: EngineRequest, images: Mapping[bytes, Tensor], truncation: Truncation
 ) -> Iterator[TokenEvent]:
     """Output tokens of a request, one full forward each, until it stops by the rules every engine follows.
 
@@ -42,14 +48,16 @@ def plain_loop(
     whatever has been generated since. Costs O(n) full forwards.
     """
     ids, params = list(request.token_ids), request.sampling
+    penalties = Penalties(model.eos_token_id)
     while True:
         logits = model.logits_of(whole_text(request, ids, images, truncation), count=1)
+        logits = penalties.apply(logits, [request], lambda _: ids[request.prompt_len :])
         drawn = sample(logits, [params], [len(ids)])[0]
         if not drawn.is_valid:
             raise ArithmeticError(f"{request.request_id}: no finite logits at position {len(ids)}")
         yield TokenEvent(request.request_id, len(ids) - request.prompt_len, drawn.token_id, drawn.logprobs)
         ids.append(drawn.token_id)
-        if drawn.token_id == eos_token_id and not params.ignore_eos:
+        if drawn.token_id == model.eos_token_id and not params.ignore_eos:
             return
         if drawn.token_id in params.stop_token_ids or len(ids) - request.prompt_len >= params.max_tokens:
             return
@@ -69,6 +77,9 @@ def replay(
     ids = (*request.token_ids, *outputs[:-1])
     logits = model.logits_of(whole_text(request, ids, images, truncation), count=len(outputs))
     first = len(request.token_ids)
+    logits = Penalties(model.eos_token_id).apply(
+        logits, [request] * len(outputs), lambda row: ids[request.prompt_len : first + row]
+    )
     return sample(logits, [request.sampling] * len(outputs), range(first, first + len(outputs)))
 
 

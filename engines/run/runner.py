@@ -6,9 +6,11 @@ from typing import Protocol
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
+from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.drafting import Drafting
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
+from shoal.engines.run.penalties import Penalties
 from shoal.engines.run.sampler import sample
 from torch import Tensor
 
@@ -24,6 +26,11 @@ class TokenModel(Protocol):
     @property
     def vocabulary(self) -> int:
         """Token ids are below this."""
+        ...
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends an answer."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:
@@ -42,12 +49,19 @@ class Runner:
     """
 
     def __init__(
-        self, model: TokenModel, memory: DeviceMemory, images: ImageRows, drafting: Drafting | None = None
+        self,
+        model: TokenModel,
+        memory: DeviceMemory,
+        images: ImageRows,
+        constraints: Constraints | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._model = model
         self._drafting = drafting
         self._memory = memory
         self._images = images
+        self._penalties = Penalties(model.eos_token_id)
+        self._constraints = Constraints() if constraints is None else constraints
 
     def run(self, plan: Plan) -> StepResult:
         """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
@@ -58,15 +72,37 @@ class Runner:
             return StepResult(())
         hidden = self._model.forward(build_batch(plan, self._images, self._model.lookback))
         if self._drafting is not None and plan.kind is StepKind.DECODE:
-            return self._drafting.step(plan.items, self._model.logits(hidden))
+            return self._verified(self._drafting, plan.items, self._model.logits(hidden))
         rows = last_rows(plan)
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
-        return sampled_result(plan.items, complete, logits)
+        logits = self._penalties.apply(
+            logits,
+            [plan.items[i].sequence.request for i in complete],
+            lambda row: plan.items[complete[row]].sequence.output_ids,
+        )
+        failed = tuple(self._constraints.apply([plan.items[i] for i in complete], logits))
+        return sampled_result(plan.items, complete, logits, failed)
+
+    def _verified(self, drafting: Drafting, items: Sequence[PlanItem], logits: Tensor) -> StepResult:
+        """Judge the rows [rows, vocab] of decode items; row j of an item stands behind its first j drafts."""
+        owners = [(item, j) for item in items for j in range(item.rows)]
+        logits = self._penalties.apply(
+            logits,
+            [item.sequence.request for item, _ in owners],
+            lambda row: (*owners[row][0].sequence.output_ids, *owners[row][0].token_ids[1 : 1 + owners[row][1]]),
+        )
+        failed = tuple(self._constraints.apply_rows(items, logits))
+        return drafting.step(items, logits, failed)
 
     def objection(self, request: EngineRequest) -> str:
         """Why the model cannot read this request's ids, with the rule; "" if it can."""
         limit = self._model.vocabulary
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(request.sampling, name):
+                token = token[0] if isinstance(token, tuple) else token
+                if not 0 <= token < limit:
+                    return f"{name}: {token} must lie in 0..{limit - 1}, the ids of this model's vocabulary"
         if min(request.token_ids, default=0) >= 0 and max(request.token_ids, default=0) < limit:
             return ""
         index, token = next((i, t) for i, t in enumerate(request.token_ids) if not 0 <= t < limit)
@@ -84,14 +120,17 @@ def last_rows(plan: Plan) -> list[int]:
     return rows
 
 
-def sampled_result(items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor) -> StepResult:
+def sampled_result(
+    items: Sequence[PlanItem], complete: Sequence[int], logits: Tensor, refused: tuple[tuple[str, str], ...] = ()
+) -> StepResult:
     """Sample the completed items (logits [len(complete), vocab]); the others get token 0, which nobody reads.
 
-    The drawn token's position is the item's end: the random stream depends on the seed and on nothing else.
+    `refused` items have failed already. The drawn token's position is the item's end: the random stream depends on the
+    seed and on nothing else.
     """
     tokens = [0] * len(items)
     logprobs: list[TokenLogprobs | None] = [None] * len(items)
-    failed: list[tuple[str, str]] = []
+    failed: list[tuple[str, str]] = [*refused]
     outcomes = sample(logits, [items[i].sampling for i in complete], [items[i].end for i in complete])
     for i, outcome in zip(complete, outcomes, strict=True):
         tokens[i], logprobs[i] = outcome.token_id, outcome.logprobs

@@ -89,6 +89,13 @@ def test_a_picture_that_is_not_there(say: CliRunner, picture: str) -> None:
     assert f"no such file: {picture}" in told(say.invoke(app, words), BAD_USAGE)
 
 
+def test_a_schema_that_is_none(say: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text("{")
+    words = ["chat", "hi", "--endpoint", "http://127.0.0.1:1", "--schema"]
+    assert "give a file with a JSON schema" in told(say.invoke(app, [*words, "/no/such.json"]), BAD_USAGE)
+    assert "give a file with a JSON schema" in told(say.invoke(app, [*words, str(tmp_path / "s.json")]), BAD_USAGE)
+
+
 @pytest.mark.parametrize("words", [["down"], ["status"], ["up", str(MANIFEST)]])
 def test_a_ray_that_is_not_there(say: CliRunner, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cluster.live.session.CONNECT_DEADLINE_S", 0.5)

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from shoal.engines.config import Role
 from shoal.engines.core.plan import Accepted, ChunkDone, LoadTarget, PromptDone, Reservation, StepKind
-from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, TokenEvent, TokenState
+from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, SamplingParams, TokenEvent, TokenState
 
 from tests.engines.core.desk import Desk, config_of, next_token, request_of
+from tests.engines.core.memory_model import MemoryModel
 from tests.engines.core.pipeline_desk import PipelineDesk
 
 STEPS_TO_DRAIN = 5000
@@ -60,7 +61,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts = data.draw(self.drafts)
         verify = data.draw(st.sampled_from([None, SomeRows(drafts, self.pipelined)])) if drafts else None
         rules = {"all_interval": 3, "any_interval": 5, "drafts": drafts, "pipelined": self.pipelined}
+        rules["overtaken_max"] = data.draw(st.integers(0, 3))
         self.desk = (PipelineDesk if self.pipelined else Desk).open(config, verify, **rules)
+        self.memory = self.desk.memory = MemoryModel()
         self.scheduler = self.desk.scheduler
 
     def new_id(self):
@@ -75,10 +78,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         image=st.none() | st.tuples(st.integers(0, 60), st.integers(4, 20)),
         pending=st.booleans(),
         checkpoints=st.lists(st.integers(1, 130), max_size=3, unique=True),
+        wishes=st.fixed_dictionaries(
+            {}, optional={"priority": st.integers(-1, 1), "user": st.sampled_from("uv"), "deadline_us": st.just(9)}
+        ),
     )
-    def submit(self, length, max_tokens, hit, image, pending, checkpoints):
+    def submit(self, length, max_tokens, hit, image, pending, checkpoints, wishes):
         spans = () if image is None else (ImageSpan(image[0], image[1], 1, image[1] - 3, b"d"),)
-        fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints))}
+        fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints)), **wishes}
         request = request_of(self.new_id(), length, max_tokens=max_tokens, **fields)
         answer = self.scheduler.submit(request, 0, images_pending=pending)
         if isinstance(answer, Accepted):
@@ -106,8 +112,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def loaded(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.loading)))
+        self.load_ends(request_id, 16 * data.draw(st.integers(0, self.loading[request_id].tokens // 16)))
+
+    def load_ends(self, request_id, tokens):
         target = self.loading.pop(request_id)
-        self.scheduler.hit_loaded(request_id, 16 * data.draw(st.integers(0, target.tokens // 16)))
+        if self.scheduler.hit_loaded(request_id, tokens):
+            self.memory.place(target.blocks, target.slot, self.requests[request_id].token_ids[:tokens])
 
     @precondition(lambda self: self.role is Role.COMPLETION)
     @rule(length=st.integers(1, 120), max_tokens=st.integers(2, 40))
@@ -128,6 +138,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         answer = self.scheduler.admit(reservation, TokenState(request, (*request.token_ids, first)), 0)
         assert isinstance(answer, Accepted)
         self.requests[request.request_id] = request
+        self.memory.place(reservation.blocks, reservation.slot, request.token_ids)
+
+    @precondition(lambda self: self.role is not Role.PROMPT and self.requests)
+    @rule(data=st.data(), max_tokens=st.integers(1, 60))
+    def fork(self, data, max_tokens):
+        parent = data.draw(st.sampled_from(sorted(self.requests)))
+        branch = self.new_id()
+        answer = self.scheduler.fork(parent, branch, SamplingParams(max_tokens=max_tokens))
+        if isinstance(answer, Accepted):
+            self.requests[branch] = self.scheduler.ledger.sequences[branch].request
 
     @precondition(lambda self: self.handoffs)
     @rule(data=st.data())
@@ -221,7 +241,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.set_schedulable(request_id)
         for _ in range(STEPS_TO_DRAIN):
             for request_id in sorted(self.loading):
-                self.scheduler.hit_loaded(request_id, self.loading.pop(request_id).tokens)
+                self.load_ends(request_id, self.loading[request_id].tokens)
             self.load(None)
             for request_id in sorted(self.handoffs):
                 self.release_one(request_id)

@@ -5,6 +5,7 @@ from typing import Any
 
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.blocks import Availability, BlockPool
+from shoal.engines.core.golden import experts
 from shoal.engines.core.golden.outcome import NotYetError, differences
 from shoal.engines.core.golden.pipeline import replay_device, replay_redistribute, replay_remap
 from shoal.engines.core.inflight import InFlight
@@ -191,6 +192,7 @@ ROW_REPLAYS: dict[str, Callable[[Entry], Entry]] = {
     "ring": replay_ring,
     "state_layout": replay_state_layout,
     "block_layout": replay_block_layout,
+    **experts.ROW_REPLAYS,
 }
 ENTRY_REPLAYS: dict[str, Callable[[Entry], list[str]]] = {
     "zos_remap": replay_remap,
@@ -199,6 +201,7 @@ ENTRY_REPLAYS: dict[str, Callable[[Entry], list[str]]] = {
     "inflight": replay_inflight,
     "yoco": replay_yoco,
     "yoco_mask": replay_yoco_mask,
+    **experts.ENTRY_REPLAYS,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from shoal.engines.core.golden.arithmetic import ENTRY_REPLAYS, ROW_REPLAYS, replay_rows
 from shoal.engines.core.golden.group import replay_vote, replay_vote_table
+from shoal.engines.core.golden.matcher import replay_matcher
 from shoal.engines.core.golden.outcome import MalformedError, NotYetError, Outcome, Verdict
 from shoal.engines.core.golden.trace import TraceReplay
 from shoal.engines.core.golden.wanted import WANTED
@@ -55,7 +56,7 @@ def _require_supported(kind: str, entry: dict[str, Any], defaults: dict[str, Any
         replay = TraceReplay({**defaults, **entry.get("config", {})}, as_published=False)
         for operation in entry["ops"]:
             name = next(iter(operation))
-            if name != "step" and not hasattr(replay, f"_op_{name}"):
+            if name not in ("step", "fork") and not hasattr(replay, f"_op_{name}"):
                 raise NotYetError(f"operation {name}")
 
 
@@ -66,6 +67,8 @@ def _replay(kind: str, entry: dict[str, Any], defaults: dict[str, Any], as_publi
         return replay_vote(entry, defaults, as_published)
     if kind == "vote_table":
         return replay_vote_table(entry, defaults)
+    if kind == "so_matcher":
+        return replay_matcher(entry)
     if kind in ROW_REPLAYS:
         return replay_rows(entry)
     if kind in ENTRY_REPLAYS:

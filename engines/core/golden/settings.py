@@ -56,6 +56,7 @@ def scheduling_rules(settings: dict[str, Any], as_published: bool) -> Scheduling
         refuse_at_submit=wanted,
         preempt_on_need=wanted,
         count_handoffs=as_published,
+        adopt_when_sole=wanted,
         pipelined=settings["zos"],
     )
 

@@ -6,7 +6,7 @@ from shoal.engines.core.golden.outcome import NotYetError, differences
 from shoal.engines.core.golden.pipeline import advance_pipeline
 from shoal.engines.core.golden.settings import build_request, build_scheduler, status_of, status_of_end
 from shoal.engines.core.plan import Accepted, Ended, Event, Plan, StepKind, StepResult
-from shoal.engines.core.request import TokenEvent
+from shoal.engines.core.request import SamplingParams, TokenEvent
 from shoal.engines.core.vote import decide
 
 DEFAULT_CONFIDENCE = 0.5  # the schema's constant for a draft whose confidence a scenario leaves out
@@ -47,11 +47,33 @@ class TraceReplay:
             expected = {**EMPTY, **operation.get("expect", {})}
             return differences(expected, {**EMPTY, **self._step(operation["step"] or {})}, path)
         name = next(iter(operation))
+        if name == "fork":
+            return self._fork(operation["fork"], operation.get("expect", {}), path)
         verb = getattr(self, f"_op_{name}", None)
         if verb is None:
             raise NotYetError(f"operation {name}")
         found: list[str] = verb(operation[name], path)
         return found
+
+    def _fork(self, fields: dict[str, Any], expected: dict[str, Any], path: str) -> list[str]:
+        """Branch a sequence; the branch's own prompt is everything so far. A forced first token is the sampler's."""
+        ledger = self.scheduler.ledger
+        sampling = SamplingParams(max_tokens=fields.get("max_tokens", self.settings["max_tokens"]))
+        length = ledger.sequences[fields["parent"]].len
+        answer = self.scheduler.fork(fields["parent"], fields["id"], sampling, prompt_len=length)
+        if not isinstance(answer, Accepted):
+            return [f"{path} fork {fields['id']}: {answer}"]
+        branch = ledger.sequences[fields["id"]]
+        facts = {
+            "queue": "prompted_back" if ledger.arrived and ledger.arrived[-1] is branch else "waiting_front",
+            "cached": branch.cached,
+            "len": branch.len,
+            "prompt_len": branch.prompt_len,
+            "table": branch.block_table,
+            "state": branch.slot,
+            "status": status_of(branch),
+        }
+        return differences(expected, {name: facts.get(name) for name in expected}, f"{path} fork")
 
     def _op_add(self, fields: dict[str, Any], path: str) -> list[str]:
         request = build_request(fields, self.settings)

@@ -106,6 +106,33 @@ WANTED: dict[str, dict[str, Any]] = {
             {"step": {}, "expect": _prefill("b", 5, 5, [1], 62, _processed(1, "RUNNING", 5, 6))},
         ]
     },
+    # "sharing the full block and appending a fresh one is enough"
+    "fork-03-aligned-tail": {
+        "ops": [
+            {"add": {"id": "p", "len": 32, "max_tokens": 1}},
+            {"step": {}, "expect": _prefill("p", 32, 32, [1, 2], 61, _processed(1, "FINISHED_LENGTH_CAPPED", 32, 33))},
+            {
+                "fork": {"parent": "p", "id": "f1", "branch": "_x", "max_tokens": 4},
+                "expect": {"queue": "prompted_back", "cached": 32, "len": 33, "table": [1, 2], "state": 1},
+            },
+            {
+                "step": {},
+                "expect": {
+                    "type": "decode",
+                    "batch": [{"id": "f1", "q": 1, "k": 33}],
+                    "total_q": 1,
+                    "finished": [["p", "FINISHED_LENGTH_CAPPED"]],
+                    "clone_states": [[1, 2]],
+                    "tables": {"f1": [1, 2, 3]},
+                    "free_blocks_after_schedule": 60,
+                    "processed_current": {"f1": _processed(1, "RUNNING", 33, 34)},
+                    "waiting": [],
+                    "decode_step": 1,
+                },
+            },
+            {"check": {"block_refs": {"1": 1, "2": 1, "3": 1}, "state_refs": {"2": 1}}},
+        ]
+    },
     # "a better engine always lets a half-done prompt go on (prefill of p, 56 tokens, on the fifth step)"
     "prefill-21-half-done-above-watermark": {
         "ops": [

@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   python -m shoal.engines.toy.training --out run            the whole course
   python -m shoal.engines.toy.training --out run --minutes 9   stop after 9 minutes; call again to go on
   python -m shoal.engines.toy.training --out run --from engines/toy/weights --stage drafter   one stage alone
+  python -m shoal.engines.toy.training --out run --from engines/toy/weights --stage long drafter   the last two
 """
 
 
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
         fused.COMPILED_ON.add(options.device)
     device, told = torch.device(options.device), tell(begun)
     config = toy_config(toy_tokenizer())
-    stages = [stage for stage in COURSE if options.stage in (None, stage.name)]
+    stages = [stage for stage in COURSE if not options.stage or stage.name in options.stage]
     learner = Learner(config, Stacks(config, start(config, options.seed, options.checkpoint), device))
     place = Place()
     if (options.out / STATE).is_file():
@@ -84,7 +85,8 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, required=True, help="directory of the state and the checkpoint")
     parser.add_argument("--from", dest="checkpoint", type=Path, help="served checkpoint to begin with; default: drawn")
-    parser.add_argument("--stage", choices=[stage.name for stage in COURSE], help="this stage alone")
+    names = [stage.name for stage in COURSE]
+    parser.add_argument("--stage", nargs="+", choices=names, help="these stages alone, in the course's order")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so many; default: never")
     parser.add_argument("--seed", type=int, default=1, help="of weights and samples; default 1")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

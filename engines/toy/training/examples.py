@@ -44,7 +44,7 @@ class Examples(Dataset[Packed]):
             samples.append((TASKS.index(drawn.task), encoded))
             wanted -= len(encoded.ids)
         shape = (self.stage.pack_rows, self.stage.tokens)
-        return pack(samples, shape, self.config, self._hash, Truncation().keep)
+        return pack(samples, shape, self.stage.pictures_max, self.config, self._hash, Truncation().keep)
 
     def __len__(self) -> int:
         return self.stage.steps * self.stage.packs
@@ -57,7 +57,7 @@ def batches(config: ModelConfig, stage: Stage, seed: int, workers: int, first_st
         packs,
         batch_size=stage.packs,
         num_workers=workers,
-        collate_fn=lambda parts: collate(parts, config),
+        collate_fn=lambda parts: collate(parts, stage.pictures_max, config),
         pin_memory=torch.cuda.is_available(),
         prefetch_factor=8 if workers else None,
     )

@@ -20,8 +20,6 @@ ALIGNMENT = 8
 """Documents start at multiples of this, so that compressor groups and candidate blocks fall as they do from 0 on."""
 PROMPT_WEIGHT = 0.1
 """Loss weight of tokens that the assistant does not have to produce: it should know the language, not guess facts."""
-PICTURES_MAX = 10
-"""Pictures of a pack: every batch of a stage has tensors of one shape."""
 MARK = {SpanToken.START: 0, SpanToken.NEWLINE: 1, SpanToken.END: 2}
 """Order of the learned delimiter rows behind all cells."""
 
@@ -53,25 +51,31 @@ class StepBatch:
 
 
 def pack(
-    samples: Sequence[tuple[int, Encoded]], shape: tuple[int, int], config: ModelConfig, hash_: EngramHash, keep: int
+    samples: Sequence[tuple[int, Encoded]],
+    shape: tuple[int, int],
+    pictures_max: int,
+    config: ModelConfig,
+    hash_: EngramHash,
+    keep: int,
 ) -> Packed:
-    """Place samples, longest first, into the fullest row of `shape` (rows, tokens) that still has room.
+    """Place samples into the fullest row of `shape` (rows, tokens) that still has room, in `packing_order`.
 
-    `samples` come with their task's number; those that fit nowhere, or have too many pictures, are left out. `keep`:
-    prompt tokens that a truncated prefill runs through the decoder layers; every second sample is learned as if its
-    prompts had been truncated so. Raises ValueError for a sample longer than a row.
+    `samples` come with their task's number; those that fit nowhere, or whose pictures would be more than
+    `pictures_max` in all, are left out. `keep`: prompt tokens that a truncated prefill runs through the decoder
+    layers; every second sample is learned as if its prompts had been truncated so. Raises ValueError for a sample
+    longer than a row.
     """
     rows, tokens = shape
     packed = _empty(rows, tokens, config, hash_)
     filled = [0] * rows
     pictures: list[tuple[int, NDArray[np.uint8]]] = []
     placed: list[tuple[slice, Encoded]] = []
-    for number, (task, sample) in enumerate(sorted(samples, key=lambda s: -len(s[1].ids)), start=1):
+    for number, (task, sample) in enumerate(packing_order(samples, rows * tokens), start=1):
         count = len(sample.ids)
         if count > tokens:
             raise ValueError(f"a sample has {count} tokens, a row holds {tokens}: draw shorter samples")
         room = [r for r in range(rows) if filled[r] + count <= tokens]
-        if not room or len(pictures) + len(sample.canvases) > PICTURES_MAX:
+        if not room or len(pictures) + len(sample.canvases) > pictures_max:
             continue
         row = max(room, key=lambda r: filled[r])
         at = filled[row]
@@ -86,6 +90,16 @@ def pack(
         ]
     _hash(packed, placed, hash_)
     return dataclasses.replace(packed, pictures=tuple(pictures))
+
+
+def packing_order(samples: Sequence[tuple[int, Encoded]], room: int) -> list[tuple[int, Encoded]]:
+    """Those drawn first that have `room` tokens together, longest first; then the others as drawn, to fill the gaps.
+
+    All of them longest first would leave out the shortest of every pack: the tasks that have short samples, always.
+    """
+    lengths = np.cumsum([len(sample.ids) for _, sample in samples])
+    first = int(np.searchsorted(lengths, room, side="right"))
+    return sorted(samples[:first], key=lambda s: -len(s[1].ids)) + list(samples[first:])
 
 
 def _empty(rows: int, tokens: int, config: ModelConfig, hash_: EngramHash) -> Packed:
@@ -148,8 +162,8 @@ def _hash(packed: Packed, placed: Sequence[tuple[slice, Encoded]], hash_: Engram
         at += len(sample.ids)
 
 
-def collate(parts: Sequence[Packed], config: ModelConfig) -> StepBatch:
-    """The tensors of a step from several packs."""
+def collate(parts: Sequence[Packed], pictures_max: int, config: ModelConfig) -> StepBatch:
+    """The tensors of a step from several packs, each with room for `pictures_max` pictures."""
 
     def joined(name: str, kind: torch.dtype | None = None) -> Tensor:
         value = torch.from_numpy(np.concatenate([getattr(p, name) for p in parts]))
@@ -160,9 +174,8 @@ def collate(parts: Sequence[Packed], config: ModelConfig) -> StepBatch:
     for part in parts:
         pictures += [(offset + at, canvas) for at, canvas in part.pictures]
         offset += part.ids.size
-    return StepBatch(
-        rows, joined("weight"), joined("answer"), _pictures(pictures, PICTURES_MAX * len(parts), offset, config)
-    )
+    room = pictures_max * len(parts)
+    return StepBatch(rows, joined("weight"), joined("answer"), _pictures(pictures, room, offset, config))
 
 
 def _pictures(

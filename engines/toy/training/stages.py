@@ -22,7 +22,8 @@ class Stage:
     """One part of the course.
 
     mixture: name in `tasks.mixture`; tokens of a row; rows of a pack (what one worker makes) and packs of a step;
-    steps; rates of the first and the last step, linear between them, risen to over `warm_up` steps.
+    steps; rates of the first and the last step, linear between them, risen to over `warm_up` steps; pictures a pack
+    may hold, for every batch of a stage has tensors of one shape.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Stage:
     warm_up: int = 0
     options: Options = DENSE
     trains: Trains = Trains.TRUNK
+    pictures_max: int = 10
 
     def rate(self, step: int) -> float:
         """The learning rate of a step of this stage."""

@@ -100,6 +100,28 @@ async def test_text_that_only_began_a_stop_string_comes_at_the_end(world):
     assert answer.choices[0].message.content == "almost STO"
 
 
+async def test_penalties_and_token_rules_reach_the_job(world):
+    world.play("ok", finish=FinishReason.LENGTH)
+    rules = {"repetition_penalty": 1.2, "min_tokens": 2, "stop_token_ids": [7, 9]}
+    await world.chat(
+        presence_penalty=0.5, frequency_penalty=-1, logit_bias={"17": -100, "4": 2.5}, max_tokens=9, extra_body=rules
+    )
+    asked = world.service.jobs[0].sampling
+    assert (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (0.5, -1.0, 1.2)
+    assert (asked.logit_bias, asked.min_tokens, asked.stop_token_ids) == (((17, -100.0), (4, 2.5)), 2, (7, 9))
+
+
+@pytest.mark.parametrize("size", [1, 100])
+async def test_stop_strings_do_not_count_below_the_least_length(world, size):
+    """The first two words lie within min_tokens: only the third STOP ends the answer."""
+    text = "a STOP b STOP c STOP d"
+    least = len(ids_of("a STOP b STOP"))
+    world.play(text, size, finish=FinishReason.LENGTH)
+    answer = await world.chat(stop="STOP", extra_body={"min_tokens": least})
+    assert answer.choices[0].message.content == "a STOP b STOP c "
+    assert answer.choices[0].finish_reason == "stop"
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_logprobs_have_one_entry_a_token(world, is_stream):
     token_ids = ids_of("hi 🐟")

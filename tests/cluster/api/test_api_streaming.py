@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.cluster.api.streaming import Detokeniser, StopMatcher, TokenBytes
+from shoal.cluster.api.streaming import Detokeniser, StopMatcher
+from shoal.engines.grammar.token_bytes import TokenBytes
 from tokenizers import Tokenizer
 
 ORACLE = Path(__file__).parents[2] / "data" / "oracle" / "tokenizer.json"

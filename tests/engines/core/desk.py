@@ -1,6 +1,7 @@
 """A scheduler with a deterministic stand-in for the model, for scenarios and machines."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
 from shoal.engines.core.acceptance import accepted_prefix
@@ -69,6 +70,14 @@ def drafting_result(plan: Plan, drafts: int, failed=()) -> StepResult:
     )
 
 
+def truth_of(item, position: int) -> int:
+    """The token of a sequence's position, -1 before the first."""
+    given = item.sequence.request.token_ids
+    if position < 0:
+        return -1
+    return given[position] if position < len(given) else next_token(item.request_id, position)
+
+
 @dataclass
 class Desk:
     """One scheduler; `step` plans, samples and commits, checking conservation at every stage."""
@@ -76,6 +85,7 @@ class Desk:
     scheduler: StepScheduler
     events: list[Event] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    memory: Any = None  # a MemoryModel that every step is checked against
 
     @classmethod
     def open(cls, config=None, verify=None, **rules):
@@ -86,6 +96,10 @@ class Desk:
         plan = scheduler.plan(decide([scheduler.ballot(now_us=0)]), now_us=0)
         scheduler.check()
         self.plans.append(plan)
+        if self.memory is not None:
+            self.memory.copy(plan)
+            for item in plan.items:
+                self.memory.compute(item, item.start, item.token_ids)
         return plan
 
     def commit(self, plan: Plan, tokens: dict[str, int] | None = None, failed=()) -> tuple[Event, ...]:

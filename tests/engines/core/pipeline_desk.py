@@ -9,7 +9,7 @@ from shoal.engines.core.vote import decide
 from shoal.engines.core.zos_device import correct_lengths, gather_lookback, gather_tokens, redistribute
 from shoal.engines.core.zos_remap import Remap, lookback_window, remap_plans
 
-from tests.engines.core.desk import Desk, drafts_of, hash_of, next_token
+from tests.engines.core.desk import Desk, drafts_of, hash_of, next_token, truth_of
 
 REACH = 3
 
@@ -40,7 +40,13 @@ class PipelineDesk(Desk):
         plan = scheduler.plan(decide([scheduler.ballot(now_us=0)]), now_us=0)
         scheduler.check()
         self.plans.append(plan)
-        self.flying.append(self._launch(plan))
+        launched = self._launch(plan)
+        self.flying.append(launched)
+        if self.memory is not None:
+            self.memory.copy(plan)
+            for item, q, k, ids in zip(plan.items, launched.q, launched.k, launched.ids, strict=True):
+                if not self._has_ended(item, k - q):
+                    self.memory.compute(item, k - q, ids)
         if not plan.behind and len(self.flying) == 1:
             self._sample(self.flying[0], plan)
         return plan
@@ -125,7 +131,7 @@ class PipelineDesk(Desk):
         for at, item in enumerate(plan.items):
             for j in range(q[at]):
                 position = int(k[at] - q[at]) + j
-                before = [self.truth(item, position - b) if b > j else int(ids[row - b]) for b in range(1, REACH + 1)]
+                before = [truth_of(item, position - b) if b > j else int(ids[row - b]) for b in range(1, REACH + 1)]
                 if not self._has_ended(item, position - j):
                     assert found[row].tolist() == before, f"{item.request_id} at {position}"
                 row += 1
@@ -136,13 +142,6 @@ class PipelineDesk(Desk):
         request = sequence.request
         cap = min(request.prompt_len + request.sampling.max_tokens, self.scheduler.config.max_model_len + 1)
         return sequence.is_finished or start + 1 >= cap
-
-    def truth(self, item, position: int) -> int:
-        """The token of a position, -1 before the first."""
-        given = item.sequence.request.token_ids
-        if position < 0:
-            return -1
-        return given[position] if position < len(given) else next_token(item.request_id, position)
 
     def _agree(self, launched: Launched, fixed: Plan) -> None:
         """After the fix-up the host knows what the device computed."""
@@ -164,7 +163,7 @@ class PipelineDesk(Desk):
         for item, q, k, ids in zip(plan.items, launched.q, launched.k, launched.ids, strict=True):
             start = k - q
             if not item.sequence.is_finished:
-                assert ids[0] == self.truth(item, start), f"{item.request_id} computes {ids} at {start}"
+                assert ids[0] == truth_of(item, start), f"{item.request_id} computes {ids} at {start}"
                 if item.read_slot:
                     assert self.stored[item.read_slot][: q - 1] == ids[1:]
                 else:

@@ -174,7 +174,7 @@ def test_younger_requests_pass_one_that_waits_for_its_image():
 
 
 def test_a_prompt_that_must_wait_for_memory_is_not_overtaken_by_a_new_one():
-    desk = Desk.open(config_of(blocks=12, watermark=1.0))
+    desk = Desk.open(config_of(blocks=12, watermark=1.0), overtaken_max=0)
     desk.scheduler.submit(request_of("a", 60), 0)
     desk.step()
     desk.scheduler.submit(request_of("large", 150), 0)

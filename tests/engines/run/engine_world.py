@@ -145,14 +145,28 @@ class World:
         assert outputs == [d.token_id for d in drawn], request.request_id
 
     def sampling(self, count: int, greedy: bool | None = None) -> SamplingParams:
-        """Greedy or seeded parameters for `count` outputs."""
+        """Greedy or seeded parameters for `count` outputs, a third of them with penalties."""
         if greedy if greedy is not None else self.dice.random() < 0.4:
-            return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        return SamplingParams(
+            return self.penalised(SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True))
+        drawn = SamplingParams(
             temperature=self.dice.choice([0.5, 1.0, 1.3]),
             top_p=self.dice.choice([1.0, 0.9]),
             top_k=self.dice.choice([-1, 50]),
             seed=self.dice.getrandbits(64),
             max_tokens=count,
             ignore_eos=True,
+        )
+        return self.penalised(drawn)
+
+    def penalised(self, sampling: SamplingParams) -> SamplingParams:
+        """The same, or with penalties that are strong enough to change most tokens."""
+        if self.dice.random() < 0.67:
+            return sampling
+        return dataclasses.replace(
+            sampling,
+            min_tokens=self.dice.randrange(3),
+            logit_bias=tuple((self.dice.randrange(900), self.dice.uniform(-9, 9)) for _ in range(2)),
+            presence_penalty=self.dice.choice([0.0, 1.5]),
+            frequency_penalty=self.dice.choice([0.0, -1.0]),
+            repetition_penalty=self.dice.choice([1.0, 1.4]),
         )

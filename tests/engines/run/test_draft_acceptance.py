@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from shoal.engines.config import CacheConfig, EngineConfig, Role
-from shoal.engines.core.layout import CacheShape, block_layout, slot_layout
+from shoal.engines.core.layout import CacheShape, block_layout, draft_pool_bytes, slot_layout
 from shoal.engines.core.plan import StepKind
 from shoal.engines.core.request import EngineRequest, SamplingParams, TokenEvent
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.model.drafter import DraftBlock, DraftChoice
 from shoal.engines.run.acceptance import FRESH, judge
-from shoal.engines.run.draft_pool import DraftPool, pool_bytes
+from shoal.engines.run.draft_pool import DraftPool
 from shoal.engines.run.drafting import Drafting, Limits
 from shoal.engines.run.inputs import ImageRows
 from shoal.engines.run.memory import DeviceMemory
@@ -38,7 +38,7 @@ GUESSES = {
 class Chain:
     """The next token depends on the last one alone; drafts come from another table."""
 
-    lookback, vocabulary = 2, VOCABULARY
+    lookback, vocabulary, eos_token_id = 2, VOCABULARY, VOCABULARY - 1
 
     def __init__(self, guesses: Tensor) -> None:
         self.guesses = guesses
@@ -69,7 +69,7 @@ def outputs(params: list[SamplingParams], guesses: Tensor, drafts: int, events: 
     memory = DeviceMemory(300, block_layout(SHAPE), 70, slot_layout(SHAPE))
     model, limits = Chain(guesses), Limits(eos_token_id=-1, max_model_len=64)
     drafting = Drafting(model, DraftPool(64, drafts, VOCABULARY, PAD), limits) if drafts else None
-    runner = Runner(model, memory, ImageRows(hidden=1), drafting)
+    runner = Runner(model, memory, ImageRows(hidden=1), drafting=drafting)
     scheduler = StepScheduler(config, -1, SchedulingRules(drafts=drafts, pad_token_id=PAD))
     for i, one in enumerate(params):
         scheduler.submit(EngineRequest(str(i), (0, 1), 2, one), now_us=0)
@@ -175,5 +175,4 @@ def test_slot_0_is_a_pad_for_certain_and_stays_so() -> None:
     assert logprobs.exp().tolist() == [[0.0] * 7 + [1.0]] * 3
     with pytest.raises(AssertionError, match="never written"):
         pool.write(torch.tensor([0]), torch.zeros(1, 3), torch.zeros(1, 3, 8), torch.zeros(1, 3))
-    assert pool_bytes(2, 3, 8) == pool.logprobs.numel() * 4
-    assert pool_bytes(2, 0, 8) == 0
+    assert draft_pool_bytes(2, 3, 8) == pool.logprobs.numel() * 4

@@ -22,8 +22,7 @@ def test_generate_gives_the_plain_loops_tokens(toy: Model, toy_dir: Path, temper
     sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=4)
     *tokens, finish = list(generate(toy_dir, PROMPT, sampling))
     request = EngineRequest("generate", PROMPT, len(PROMPT), sampling)
-    eos = toy.config.eos_token_id
-    assert tokens == list(plain_loop(WholeSequence(toy), request, {}, Truncation(), eos))
+    assert tokens == list(plain_loop(WholeSequence(toy), request, {}, Truncation()))
     assert isinstance(finish, FinishEvent)
     assert finish.reason in (FinishReason.LENGTH, FinishReason.STOP)
 

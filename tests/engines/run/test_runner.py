@@ -23,6 +23,7 @@ class EchoModel:
 
     lookback = 2
     vocabulary = VOCABULARY
+    eos_token_id = 1
 
     def __init__(self, memory: DeviceMemory) -> None:
         self.memory = memory

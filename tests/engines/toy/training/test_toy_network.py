@@ -38,7 +38,8 @@ def samples() -> list[Encoded]:
 
 def trained_logits(learner: Learner, served: Model, packs: list[Encoded]) -> list[Tensor]:
     """Logits of each document of one pack, as training computes them."""
-    batch = collate([pack([(0, s) for s in packs], (2, 512), served.config, served.engram, 140)], served.config)
+    packed = pack([(0, s) for s in packs], (2, 512), 10, served.config, served.engram, 140)
+    batch = collate([packed], 10, served.config)
     batch.rows.lower.zero_()
     with torch.no_grad():
         weights = learner.stacks.step_weights()

@@ -1,6 +1,5 @@
 """Packed rows: what they carry, whom they see, and that a pack depends on its number alone."""
 
-import dataclasses
 from random import Random
 
 import numpy as np
@@ -19,11 +18,12 @@ from shoal.engines.toy.training.course import COURSE
 from shoal.engines.toy.training.examples import Examples
 from shoal.engines.toy.training.images import image_rows
 from shoal.engines.toy.training.initial import initial_weights
-from shoal.engines.toy.training.packing import ALIGNMENT, PICTURES_MAX, collate, first_kept, pack, span_starts
+from shoal.engines.toy.training.packing import ALIGNMENT, collate, first_kept, pack, packing_order, span_starts
 from shoal.engines.toy.training.rows import row_masks
 from shoal.engines.toy.training.stacks import Stacks
 
 KEEP = 140
+PICTURES_MAX = 10
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def samples() -> list[tuple[int, Encoded]]:
 def test_documents_lie_whole_and_apart(
     samples: list[tuple[int, Encoded]], config: ModelConfig, hash_: EngramHash
 ) -> None:
-    packed = pack(samples, (2, 256), config, hash_, KEEP)
+    packed = pack(samples, (2, 256), PICTURES_MAX, config, hash_, KEEP)
     by_length = sorted(samples, key=lambda s: -len(s[1].ids))
     for number, (task, sample) in enumerate(by_length, start=1):
         rows, at = np.nonzero(packed.document == number)
@@ -68,10 +68,19 @@ def test_documents_lie_whole_and_apart(
         assert np.array_equal(packed.engram[own], alone.numpy())
 
 
+def test_short_samples_are_not_left_out_for_being_short(samples: list[tuple[int, Encoded]]) -> None:
+    lengths = [len(sample.ids) for _, sample in samples]
+    room = sum(lengths[:4])
+    first = packing_order(samples, room)
+    assert sorted(len(s.ids) for _, s in first[:4]) == sorted(lengths[:4]), "those drawn first are placed first"
+    assert [len(s.ids) for _, s in first[:4]] == sorted(lengths[:4], reverse=True)
+    assert [s for _, s in first[4:]] == [s for _, s in samples[4:]], "the others fill gaps, as drawn"
+
+
 def test_rows_see_their_own_document_only(
     samples: list[tuple[int, Encoded]], config: ModelConfig, hash_: EngramHash
 ) -> None:
-    batch = collate([pack(samples, (2, 256), config, hash_, KEEP)], config)
+    batch = collate([pack(samples, (2, 256), PICTURES_MAX, config, hash_, KEEP)], PICTURES_MAX, config)
     masks = row_masks(batch.rows, config)
     document, window = batch.rows.document, config.window
     for row, at in ((0, 5), (0, 130), (1, 40), (1, 200)):
@@ -99,7 +108,7 @@ def test_pictures_become_the_rows_of_the_served_tower(
 ) -> None:
     weights = initial_weights(config, seed=3)
     stacks = Stacks(config, weights, torch.device("cpu"))
-    batch = collate([pack(samples, (2, 256), config, hash_, KEEP)], config)
+    batch = collate([pack(samples, (2, 256), PICTURES_MAX, config, hash_, KEEP)], PICTURES_MAX, config)
     with torch.no_grad():
         rows = image_rows(stacks.step_weights(), batch.pictures, config)
     flat = torch.zeros(batch.rows.ids.numel() + 1, rows.shape[1])
@@ -117,21 +126,21 @@ def test_pictures_become_the_rows_of_the_served_tower(
 
 
 def test_a_pack_is_the_same_in_every_process(config: ModelConfig) -> None:
-    stage = dataclasses.replace(COURSE[0], pack_rows=2, tokens=512)
+    stage = COURSE[0]
     first, again = Examples(config, stage, 7)[3], Examples(config, stage, 7)[3]
     other, reseeded = Examples(config, stage, 7)[4], Examples(config, stage, 8)[3]
     assert np.array_equal(first.ids, again.ids)
     assert not np.array_equal(first.ids, other.ids)
     assert not np.array_equal(first.ids, reseeded.ids)
-    assert (first.document > 0).mean() > 0.85
-    assert len(first.pictures) <= PICTURES_MAX
+    assert (first.document > 0).mean() > 0.9
+    assert len(first.pictures) <= stage.pictures_max
 
 
 def test_too_long_a_sample_is_refused(
     samples: list[tuple[int, Encoded]], config: ModelConfig, hash_: EngramHash
 ) -> None:
     with pytest.raises(ValueError, match="a row holds 8: draw shorter"):
-        pack(samples, (1, 8), config, hash_, KEEP)
+        pack(samples, (1, 8), PICTURES_MAX, config, hash_, KEEP)
 
 
 def test_touching_spans_are_told_apart(samples: list[tuple[int, Encoded]], config: ModelConfig) -> None:
