@@ -125,6 +125,16 @@ def test_drafts_that_are_right_are_accepted() -> None:
     assert said == outputs(params, GUESSES["far"], 3)
 
 
+@pytest.mark.parametrize("guess", ["equal", "close", "far"])
+def test_penalties_count_the_drafts_before_a_row(guess: str) -> None:
+    asked = SamplingParams(
+        temperature=0.0, max_tokens=12, ignore_eos=True, frequency_penalty=0.7, repetition_penalty=1.3, min_tokens=6
+    )
+    plain = outputs([asked], CHAIN, 0)
+    assert plain != outputs([SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)], CHAIN, 0)
+    assert outputs([asked], GUESSES[guess], 5) == plain
+
+
 def test_judging_follows_the_ratio_of_the_two_distributions() -> None:
     """One draft judged under many seeds: accepted min(1, q / p) of the time, else drawn from what q has more of."""
     count, q, p = 20_000, torch.tensor([0.1, 0.5, 0.4, 0.0]), torch.tensor([0.4, 0.3, 0.3, 0.0])
