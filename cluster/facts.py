@@ -8,6 +8,7 @@ class ModelFacts:
     """What resolving needs to know of a checkpoint, read from its own configuration (bytes are exact).
 
     `weights_bytes` of the language model as loaded, `vision_bytes` of encoder and aligner (0: the model is blind).
+    `drafts_max`: the block of its drafter (0: it has none).
     """
 
     name: str
@@ -21,6 +22,8 @@ class ModelFacts:
     hidden: int
     weights_bytes: int
     vision_bytes: int
+    vocabulary: int = 0
+    drafts_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,27 @@ from shoal.cluster.facts import Facts
 from shoal.cluster.quantities import Size
 from shoal.cluster.resolve import GroupSpec, ResolvedCluster
 from shoal.engines.config import Role
-from shoal.engines.core.layout import blocks_needed
+from shoal.engines.core.layout import blocks_needed, draft_pool_bytes
 
 PROCESS_BYTES = 180 * 1024**2  # one actor with torch imported (measured: dependencies, "actor with torch imported")
 
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """Bytes one member holds: weights as stored on disk, block pool, slot pool, caches, the process itself."""
+    """Bytes one member holds: weights as stored, block pool, slot pool, caches, draft info, the process itself."""
 
     name: str
     weights_bytes: int
     blocks_bytes: int
     slots_bytes: int
     cache_bytes: int
+    drafts_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.weights_bytes + self.blocks_bytes + self.slots_bytes + self.cache_bytes + PROCESS_BYTES
+        pools = self.blocks_bytes + self.slots_bytes + self.cache_bytes + self.drafts_bytes
+        return self.weights_bytes + pools + PROCESS_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,11 @@ class ClusterPlan:
 
     def lines(self) -> tuple[str, ...]:
         """The plan as text."""
-        rows = [f"{'member':<12} {'weights':>10} {'blocks':>10} {'slots':>10} {'cache':>10} {'total':>10}"]
+        rows = [
+            f"{'member':<12} {'weights':>10} {'blocks':>10} {'slots':>10} {'cache':>10} {'drafts':>10} {'total':>10}"
+        ]
         for m in self.members:
-            sizes = (m.weights_bytes, m.blocks_bytes, m.slots_bytes, m.cache_bytes, m.total_bytes)
+            sizes = (m.weights_bytes, m.blocks_bytes, m.slots_bytes, m.cache_bytes, m.drafts_bytes, m.total_bytes)
             rows.append(f"{m.name:<12} " + " ".join(f"{_mib(size):>10}" for size in sizes))
         rows.append(f"memory: {_mib(self.memory_bytes)} of {_mib(self.machine_bytes)} on one machine")
         if self.handoff_bytes:
@@ -83,6 +87,7 @@ def make_plan(cluster: ResolvedCluster, facts: Facts) -> ClusterPlan:
             blocks_bytes=group.engine.cache.blocks_count * model.block_bytes,
             slots_bytes=group.engine.cache.slots_count * model.slot_bytes,
             cache_bytes=_host_cache(cluster, group),
+            drafts_bytes=_draft_info(group, model.vocabulary),
         )
         for group in cluster.groups
     ]
@@ -112,6 +117,13 @@ def _host_cache(cluster: ResolvedCluster, group: GroupSpec) -> int:
     """Every group that reads prompts has a host cache of its own; a COMPLETION group only saves."""
     reads = group.engine.role is not Role.COMPLETION
     return cluster.store.host_cache_bytes if cluster.store and reads else 0
+
+
+def _draft_info(group: GroupSpec, vocabulary: int) -> int:
+    """The distributions that drafts were drawn from, float32 over the vocabulary, in every slot and the null slot."""
+    config = group.engine
+    drafts = 0 if config.role is Role.PROMPT else config.drafts
+    return draft_pool_bytes(config.sequences_max, drafts, vocabulary)
 
 
 def _store(cluster: ResolvedCluster, facts: Facts) -> StorePlan | None:

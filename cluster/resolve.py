@@ -177,17 +177,22 @@ def _groups(manifest: Manifest, facts: Facts) -> tuple[GroupSpec, ...]:
 
 def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, facts: Facts) -> EngineConfig:
     model_len, block_tokens = manifest.model.max_model_len, facts.model.block_tokens
-    each = blocks_needed(model_len, block_tokens)
+    # A prompt engine keeps the drafter's window entries for the engine that it hands off to.
+    drafting = manifest.decode if isinstance(section, Prefill) else section
+    drafts = drafting.drafts if drafting is not None else 0
+    rows = section.sequences_max * (1 + drafts)
+    each = blocks_needed(model_len + drafts, block_tokens)
     blocks = 1 + section.sequences_max * each if section.blocks == "auto" else section.blocks
     slots = max(section.sequences_max + 1, slots_count(section.sequences_max))
     return EngineConfig(
         role=role,
         max_model_len=model_len,
-        step_tokens_max=section.sequences_max if isinstance(section, Decode) else section.step_tokens_max,
+        step_tokens_max=rows if isinstance(section, Decode) else section.step_tokens_max,
         step_time_us=STEP_TIME_OFF if isinstance(section, Decode) else _step_time_us(section.step_time_budget),
         sequences_max=section.sequences_max,
         truncation=_truncation(manifest, facts),
         cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
+        drafts=drafts,
     )
 
 

@@ -30,6 +30,8 @@ def _section(name: str, section: Prefill | Decode | Normal, m: Manifest, facts: 
         if section.truncation.keep < least:
             rule = f"must be at least {least}: window {facts.model.window} + backtracking {facts.model.backtracking}"
             yield Problem(f"{name}.truncation.keep", section.truncation.keep, rule, "write auto")
+    if not isinstance(section, Prefill):
+        yield from _drafts(name, section, facts)
     least = 1 + blocks_needed(m.model.max_model_len, facts.model.block_tokens)
     if section.blocks != "auto" and section.blocks < least:
         rule = f"must be at least {least} to hold one sequence of model.max_model_len = {m.model.max_model_len}"
@@ -37,3 +39,15 @@ def _section(name: str, section: Prefill | Decode | Normal, m: Manifest, facts: 
     if section.slots != "auto" and section.slots < section.sequences_max + 1:
         rule = f"must be at least sequences_max + 1 = {section.sequences_max + 1}"
         yield Problem(f"{name}.slots", section.slots, rule, "write auto: slot 0 is null, each sequence has its own")
+
+
+def _drafts(name: str, section: Decode | Normal, facts: Facts) -> Iterator[Problem]:
+    most, drafts = facts.model.drafts_max, section.drafts
+    if drafts > most:
+        lacks = f"needs a drafter, which {facts.model.name} lacks"
+        rule = f"must be at most {most}, the block of the drafter of {facts.model.name}" if most else lacks
+        yield Problem(f"{name}.drafts", drafts, rule, f"write {most}" if most else "write 0")
+    rows = section.sequences_max * (1 + drafts)
+    if drafts and isinstance(section, Normal) and section.step_tokens_max < rows:
+        rule = f"must be at least sequences_max * (1 + drafts) = {rows}, the rows of a decode step"
+        yield Problem(f"{name}.step_tokens_max", section.step_tokens_max, rule, "raise it, or lower one of the two")

@@ -47,6 +47,8 @@ STEP_TIME_AUTO = -1
 class EngineConfig:
     """Everything one rank's scheduler and runner need to know, resolved: no field is optional or automatic.
 
+    `drafts` are made and verified for each sequence in each decode step, 0 = none; a PROMPT engine makes none, it keeps
+    the drafter's window entries for the engine that does.
     A prefill step has at most `step_tokens_max` rows, and fewer where they would take longer than `step_time_us`
     (or STEP_TIME_OFF, STEP_TIME_AUTO).
     """
@@ -60,3 +62,4 @@ class EngineConfig:
     watermark: float = 0.9
     truncation: Truncation = Truncation()
     cache: CacheConfig = CacheConfig()
+    drafts: int = 0

@@ -97,11 +97,12 @@ def generate(
     max_tokens: TokensMax = 64,
     temperature: Temperature = 0.0,
     seed: int | None = None,
+    drafts: Annotated[int, typer.Option(help="Tokens drafted ahead and verified in each step; 0: none.")] = 0,
 ) -> None:
     """Continue a chat with one engine in this process. Example: shoal generate --model builtin:toy "Hello"."""
     with friendly_errors():
         from shoal.cluster.live.offline import generate_text
 
-        for piece in generate_text(model, text, max_tokens, temperature, seed):
+        for piece in generate_text(model, text, max_tokens, temperature, seed, drafts):
             typer.echo(piece, nl=False)
         typer.echo("")

@@ -30,7 +30,7 @@ from shoal.cluster.live.loader import Loaded, Loader, NotLoaded
 from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter, Outbox
 from shoal.cluster.live.prefix import Prefix
-from shoal.cluster.live.rates import Rate
+from shoal.cluster.live.rates import DraftCounts, Rate
 from shoal.cluster.live.reporting import Reports
 from shoal.cluster.live.saver import Saver
 from shoal.cluster.live.sequences import Sequences
@@ -67,7 +67,7 @@ class EngineParts:
         self._spec, self._group, self._directory, self._end = spec, group, directory, end
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
-        self._rate = Rate()
+        self._rate, self._drafts = Rate(), DraftCounts()
         self._known_s: dict[str, float] = {}
         self.implementations = built.implementations
         self.outbox = Outbox()
@@ -215,6 +215,7 @@ class EngineParts:
     def _on_output(self, output: StepOutput) -> None:
         """What one step produced, on the asyncio loop."""
         self._rate.add(output.rows)
+        self._drafts.add(output.verified, output.accepted)
         if self._saver is not None and (output.grains or output.anchors):
             self._saver.save(self.sequences.objects(output))
         if self.source is not None:
@@ -354,10 +355,8 @@ class EngineParts:
         """Counts since the start, for metrics."""
         saver = self._saver
         grammars = {f"grammars_{what}": count for what, count in self._grammars.counts.items()}
-        return grammars | {
-            "grains_dropped": saver.dropped if saver else 0,
-            "saves_failed": saver.failed if saver else 0,
-        }
+        saves = {"grains_dropped": saver.dropped if saver else 0, "saves_failed": saver.failed if saver else 0}
+        return {**grammars, **self._drafts.counts(), **saves}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,9 +378,9 @@ async def open_parts(spec: ClusterSpec, group: GroupRef, directory: Members, pla
 
 def build(spec: ClusterSpec, group: GroupRef, transfer_of: Callable[[str], Transfer]) -> Built:
     """A group's engine from the checkpoint; its memory is registered with the transfer of its agent name."""
-    model = load_model(Path(spec.model_dir))
-    saves = spec.cluster.store is not None
-    engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=saves)
+    config = spec.engine(role_of(group))
+    model = load_model(Path(spec.model_dir), with_drafter=config.drafts > 0)
+    engine, memory = build_engine(model, config, saves_grains=spec.cluster.store is not None)
     transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
     return Built(engine, memory, transfer, implementations(model), grammar_compiler(Path(spec.model_dir), model))
 

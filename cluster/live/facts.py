@@ -13,6 +13,7 @@ from shoal.engines.model.errors import ConfigError, WeightsError
 from shoal.engines.model.weights import read_header
 from shoal.engines.toy.build import ensure_toy
 
+DRAFTER_PREFIX = "mtp."
 VISION_PREFIXES = ("vision.", "aligner.", "projector.")
 
 
@@ -62,9 +63,11 @@ def _model_facts(directory: Path, name: str) -> ModelFacts:
     shape = cache_shape(config, CacheConfig().block_tokens)
     blocks, slots = block_layout(shape), slot_layout(shape)
     weights_bytes = vision_bytes = 0
+    has_drafter = False
     for file in sorted(directory.glob("*.safetensors")):
         for tensor, entry in read_header(file).items():
             size = entry["data_offsets"][1] - entry["data_offsets"][0]
+            has_drafter |= tensor.startswith(DRAFTER_PREFIX)
             if tensor.startswith(VISION_PREFIXES):
                 vision_bytes += size
             else:
@@ -81,4 +84,6 @@ def _model_facts(directory: Path, name: str) -> ModelFacts:
         hidden=config.hidden,
         weights_bytes=weights_bytes,
         vision_bytes=vision_bytes,
+        vocabulary=config.text.vocab_size,
+        drafts_max=config.text.dspark_block_size if has_drafter else 0,
     )

@@ -16,7 +16,9 @@ from shoal.engines.model.errors import ConfigError, WeightsError
 from shoal.engines.run.generate import generate
 
 
-def generate_text(model: str, text: str, max_tokens: int, temperature: float, seed: int | None) -> Iterator[str]:
+def generate_text(
+    model: str, text: str, max_tokens: int, temperature: float, seed: int | None, drafts: int = 0
+) -> Iterator[str]:
     """Pieces of the answer as they are computed. Raises ShoalError for a prompt or checkpoint that cannot be used."""
     directory = Path(model_directory(model))
     try:
@@ -33,7 +35,7 @@ def generate_text(model: str, text: str, max_tokens: int, temperature: float, se
         temperature=temperature, max_tokens=prompt.tokens_max, seed=secrets.randbits(63) if seed is None else seed
     )
     detokeniser, _ = codec.decoder(prompt)
-    for event in generate(directory, prompt.token_ids, sampling):
+    for event in generate(directory, prompt.token_ids, sampling, drafts):
         if isinstance(event, TokenEvent) and event.token_id != codec.eos_token_id:
             yield detokeniser.push((event.token_id,))
         elif isinstance(event, FinishEvent):

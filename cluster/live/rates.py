@@ -1,6 +1,7 @@
-"""Measured throughput over a sliding window, for reports to balancers."""
+"""Measured throughput over a sliding window, for reports to balancers; counts of drafts, for metrics."""
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 
 from shoal.cluster.live.clock import monotonic_s
 
@@ -29,3 +30,19 @@ class Rate:
         busy_s = sum(busy for _, busy, _ in self._samples)
         units = sum(units for _, _, units in self._samples)
         return units / busy_s if busy_s > 0.01 else 0.0
+
+
+class DraftCounts:
+    """Drafts judged and accepted since the start, by their number in the block."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, verified: Sequence[int], accepted: Sequence[int]) -> None:
+        """What one step judged, draft by draft."""
+        for name, counts in (("verified", verified), ("accepted", accepted)):
+            self._counts.update({f"drafts_{name}_{number}": count for number, count in enumerate(counts)})
+
+    def counts(self) -> Mapping[str, int]:
+        """`drafts_verified_<number>` and `drafts_accepted_<number>`; none where no draft was judged."""
+        return self._counts

@@ -280,3 +280,8 @@ def blocks_needed(tokens: int, block_tokens: int) -> int:
 def runtime_tokens_max(max_model_len: int, drafts: int, pipelined: bool) -> int:
     """Exclusive upper bound of every position: drafts being verified, drafts proposed, one open step (notes 4)."""
     return max_model_len + drafts + (drafts + 1 if pipelined else 0) + drafts
+
+
+def draft_pool_bytes(sequences_max: int, drafts: int, vocabulary: int) -> int:
+    """Bytes of a draft pool's log-distributions, float32, one slot for each sequence and the null slot (notes 8.6)."""
+    return (sequences_max + 1) * drafts * vocabulary * 4

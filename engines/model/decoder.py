@@ -13,7 +13,16 @@ from shoal.engines.model.cache import Caches
 from shoal.engines.model.cache_shape import cache_shape
 from shoal.engines.model.cached import CachedAttention
 from shoal.engines.model.config import ModelConfig
-from shoal.engines.model.drafter import DraftBlock, MainKeys, draft_block, main_features, main_kv, read_main_keys
+from shoal.engines.model.drafter import (
+    DraftBlock,
+    DraftChoice,
+    MainKeys,
+    draft_block,
+    largest,
+    main_features,
+    main_kv,
+    read_main_keys,
+)
 from shoal.engines.model.engram import EngramHash
 from shoal.engines.model.full import FullAttention
 from shoal.engines.model.names import TRUNK, Part
@@ -112,17 +121,26 @@ class Model:
         return out.hidden[state.last_rows()]
 
     @torch.inference_mode()
-    def draft(self, golden: Tensor, positions: Tensor, slots: Tensor, caches: Caches) -> DraftBlock:
-        """Greedy drafts after `golden` tokens int64 [S], sampled for the positions after `positions` int64 [S].
+    def draft(
+        self, golden: Tensor, positions: Tensor, slots: Tensor, caches: Caches, choice: DraftChoice = largest
+    ) -> DraftBlock:
+        """Drafts after `golden` tokens int64 [S], sampled for the positions after `positions` int64 [S].
 
-        `positions` are the last ones that `forward` wrote for the sequences in `slots`. Raises ValueError without a
-        drafter.
+        `positions` are the last accepted ones of the sequences in `slots`: `forward` wrote them, and perhaps later
+        rows, which are not read. Raises ValueError without a drafter.
         """
         main = read_main_keys(self.config, caches, slots, positions)
-        return self.draft_from(golden, positions, main)
+        return self.draft_from(golden, positions, main, choice=choice)
 
     @torch.inference_mode()
-    def draft_from(self, golden: Tensor, positions: Tensor, main: MainKeys, probe: Probe | None = None) -> DraftBlock:
+    def draft_from(
+        self,
+        golden: Tensor,
+        positions: Tensor,
+        main: MainKeys,
+        probe: Probe | None = None,
+        choice: DraftChoice = largest,
+    ) -> DraftBlock:
         """`draft` with given main entries instead of a cache."""
         if self.drafter is None:
             raise ValueError("this model was loaded without its drafter; load it with with_drafter=True")
@@ -130,7 +148,7 @@ class Model:
         at = (positions.unsqueeze(1) + torch.arange(1, text.dspark_block_size + 1, device=golden.device)).flatten()
         no_rows = at.new_zeros(len(at), len(text.engram_layer_ids), text.engram_columns)
         rows = self.rows(at, torch.zeros_like(at, dtype=torch.bool), no_rows)
-        return draft_block(self.runner(probe), self.trunk, self.drafter, golden, rows, main)
+        return draft_block(self.runner(probe), self.trunk, self.drafter, golden, rows, main, choice)
 
     def cache_shape(self, block_tokens: int = 128, ring_extra: int = 0) -> CacheShape:
         """The caches that `forward` needs: published formats, or exact rows in a float32 mode."""

@@ -3,7 +3,7 @@
 Source: published model.py (DSpark blocks), DeepInfer for the main cache. Drafts are hints: verification decides.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,14 @@ from shoal.engines.model.rope import Phases
 from shoal.engines.model.stack import LayerRunner, Rows
 from torch import Tensor
 
+DraftChoice = Callable[[Tensor, int], Tensor]
+"""Tokens int64 [S] out of corrected logits float32 [S, V] of draft number i (from 0); asked in order, once each."""
+
+
+def largest(logits: Tensor, number: int) -> Tensor:
+    """The greedy DraftChoice."""
+    return logits.argmax(-1)
+
 
 @dataclass(frozen=True, slots=True)
 class MainKeys:
@@ -27,7 +35,7 @@ class MainKeys:
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """Greedy drafts of S sequences, block size n: tokens int64 [S, n] for the positions after the golden token.
+    """Drafts of S sequences, block size n: tokens int64 [S, n] for the positions after the golden token.
 
     base_logits, logits float32 [S, n, V] before and after the Markov correction; hidden, normed [S, n, H] before and
     after the last norm; confidence_raw, confidence_normed [S, n] logits from either. Released heads take the raw one.
@@ -93,9 +101,15 @@ class BlockAttention:
 
 
 def draft_block(
-    runner: LayerRunner, trunk: TrunkWeights, weights: DrafterWeights, golden: Tensor, rows: Rows, main: MainKeys
+    runner: LayerRunner,
+    trunk: TrunkWeights,
+    weights: DrafterWeights,
+    golden: Tensor,
+    rows: Rows,
+    main: MainKeys,
+    choice: DraftChoice = largest,
 ) -> DraftBlock:
-    """One block of greedy drafts for S sequences.
+    """One block of drafts for S sequences, each token taken by `choice`.
 
     golden: int64 [S], the token sampled for the position after the last main entry; rows: facts of the S * n draft
     positions, which start at that position.
@@ -110,11 +124,16 @@ def draft_block(
         residual = runner.run_block(layer, block, residual, rows, state)
         runner.probe.record("streams", layer, residual.streams)
     hidden = runner.collapsed(residual).unflatten(0, (sequences, size))
-    return _head(runner, trunk, weights, golden, hidden)
+    return _head(runner, trunk, weights, golden, hidden, choice)
 
 
 def _head(
-    runner: LayerRunner, trunk: TrunkWeights, weights: DrafterWeights, golden: Tensor, hidden: Tensor
+    runner: LayerRunner,
+    trunk: TrunkWeights,
+    weights: DrafterWeights,
+    golden: Tensor,
+    hidden: Tensor,
+    choice: DraftChoice,
 ) -> DraftBlock:
     normed = runner.normed(hidden, weights.norm)
     base = product(normed, trunk.head.weight)
@@ -122,8 +141,8 @@ def _head(
     for step in range(hidden.shape[1]):
         embeds.append(weights.markov_embed[previous].to(base.dtype))
         # Each step is corrected by the token drafted before it, so the steps run one after the other.
-        logits.append(base[:, step] + product(embeds[-1], weights.markov_head.weight))
-        previous = logits[-1].argmax(-1)
+        logits.append((base[:, step] + product(embeds[-1], weights.markov_head.weight)).to(torch.float32))
+        previous = choice(logits[-1], step)
         tokens.append(previous)
     markov = torch.stack(embeds, dim=1)
 
@@ -133,7 +152,7 @@ def _head(
     return DraftBlock(
         tokens=torch.stack(tokens, dim=1),
         base_logits=base.to(torch.float32),
-        logits=torch.stack(logits, dim=1).to(torch.float32),
+        logits=torch.stack(logits, dim=1),
         hidden=hidden,
         normed=normed,
         confidence_raw=confidence(hidden),

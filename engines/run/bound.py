@@ -5,6 +5,7 @@ from shoal.engines.config import Truncation
 from shoal.engines.model.batch import Batch
 from shoal.engines.model.cache import Caches
 from shoal.engines.model.decoder import Model
+from shoal.engines.model.drafter import DraftBlock, DraftChoice
 from shoal.engines.run.plain import WholeText
 from torch import Tensor
 
@@ -39,6 +40,10 @@ class BoundModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab]."""
         return self._model.logits(hidden)
+
+    def draft(self, golden: Tensor, positions: Tensor, slots: Tensor, choice: DraftChoice) -> DraftBlock:
+        """Drafts after `golden` tokens int64 [S] of the sequences in state `slots`; `positions` are those before."""
+        return self._model.draft(golden, positions, slots, self._caches, choice)
 
 
 class WholeSequence:

@@ -69,6 +69,25 @@ class Constraints:
             elif masks[0] is not None:
                 forbid(logits[row], masks[0])
 
+    def apply_rows(self, items: Sequence[PlanItem], logits: Tensor) -> Iterator[tuple[str, str]]:
+        """As `apply`, for all rows of decode items, logits [rows, vocab]: each row behind the drafts before it.
+
+        Rows behind a draft that is not allowed say nothing; that draft is not accepted, so they do not count.
+        """
+        if not self._matchers:
+            return
+        first = 0
+        for item in items:
+            if item.request_id in self._matchers:
+                masks = self.masks(item, item.token_ids[1:])
+                if isinstance(masks, str):
+                    yield item.request_id, masks
+                else:
+                    for row, mask in enumerate(masks[: item.rows], first):
+                        if mask is not None:
+                            forbid(logits[row], mask)
+            first += item.rows
+
 
 def forbid(row: Tensor, mask: Mask) -> None:
     """Set the logits [vocab] of tokens that a mask does not allow to -inf, in place."""

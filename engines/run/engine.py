@@ -29,6 +29,7 @@ from shoal.engines.run.output import (
     StepOutput,
     anchors_of,
     chunk_ready,
+    draft_counts,
     grains_of,
     progress,
 )
@@ -221,6 +222,7 @@ class Engine:
         grains, anchors = self._copy_out(plan, made)
         events = self._scheduler.commit(plan, result, now_us)
         parts = {p.item.request_id: p for p in made}
+        verified, accepted = draft_counts(plan, result)
         output = StepOutput(
             step=plan.step,
             kind=plan.kind,
@@ -231,6 +233,8 @@ class Engine:
             grains=grains,
             anchors=anchors,
             reasons=plan.reasons,
+            verified=verified,
+            accepted=accepted,
         )
         self._is_stuck = not (plan.items or plan.finished or plan.dropped or plan.preempted) and self._counts_no_steps
         self._end_unrepeatable(plan.preempted)

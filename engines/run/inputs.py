@@ -103,6 +103,11 @@ def lookback_ids(item: PlanItem, count: int) -> list[int]:
     first = item.start - len(ids)
     for span in item.sequence.request.images:
         if span.start < item.start and span.end > first:
-            last = min(span.end, item.start) - first
-            ids[:last] = [NO_TOKEN] * last
-    return [NO_TOKEN] * (count - len(ids)) + ids
+            ids[min(span.end, item.start) - first - 1] = NO_TOKEN
+    return padded_lookback(ids, count)
+
+
+def padded_lookback(ids: Sequence[int], count: int) -> list[int]:
+    """`count` ids out of the last ones before a row, NO_TOKEN inside an image: that and everything older is none."""
+    hidden = max((i + 1 for i, token in enumerate(ids) if token == NO_TOKEN), default=0)
+    return [NO_TOKEN] * (count - len(ids) + hidden) + list(ids[hidden:])

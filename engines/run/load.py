@@ -1,5 +1,6 @@
 """Build what a role needs from a checkpoint directory: an engine, or the vision tower alone."""
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from shoal.engines.model.decoder import Model
 from shoal.engines.model.numerics import Mode
 from shoal.engines.run.bound import BoundModel
 from shoal.engines.run.constraints import Constraints
+from shoal.engines.run.draft_pool import DraftPool
+from shoal.engines.run.drafting import Drafting, Limits
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.inputs import ImageRows
 from shoal.engines.run.memory import DeviceMemory
@@ -25,9 +28,12 @@ from shoal.engines.run.runner import Runner
 logger = logging.getLogger(__name__)
 
 
-def load_model(directory: Path, mode: Mode = Mode.N1) -> Model:
-    """The language model of a checkpoint, without vision and drafter; raises ConfigError, WeightsError."""
-    model = Model.load(directory, mode, with_drafter=False)
+def load_model(directory: Path, mode: Mode = Mode.N1, with_drafter: bool = False) -> Model:
+    """The language model of a checkpoint, without vision; raises ConfigError, WeightsError.
+
+    Engines with drafts, and those that prefill for them, need the drafter; `build_engine` says so if it is missing.
+    """
+    model = Model.load(directory, mode, with_drafter)
     logger.info("loaded %s in mode %s; ops: %s", directory, mode, implementations(model))
     return model
 
@@ -48,13 +54,20 @@ def build_engine(
     model or each other.
     """
     check_truncation(model, config)
+    check_drafts(model, config)
     shape = cache_shape(model.config, config.cache.block_tokens)
     memory = DeviceMemory(config.cache.blocks_count, block_layout(shape), config.cache.slots_count, slot_layout(shape))
     images = ImageRows(model.config.hidden)
     caches = Caches(memory.blocks, memory.slots, shape)
+    bound, pad = BoundModel(model, caches, config.truncation), model.config.text.vocab_size - 1
+    drafts, drafting = (0 if config.role is Role.PROMPT else config.drafts), None
+    if drafts:
+        pool = DraftPool(config.sequences_max, drafts, bound.vocabulary, pad)
+        drafting = Drafting(bound, pool, Limits(model.config.eos_token_id, config.max_model_len))
+    rules = dataclasses.replace(rules or SchedulingRules(), drafts=drafts, pad_token_id=pad)
     scheduler = StepScheduler(config, model.config.eos_token_id, rules)
     constraints = Constraints(model.config.text.vocab_size, model.config.eos_token_id, scheduler.rules.drafts)
-    runner = Runner(BoundModel(model, caches, config.truncation), memory, images, constraints)
+    runner = Runner(bound, memory, images, constraints, drafting)
     return Engine(config, scheduler, runner, memory, images, saves_grains, constraints), memory
 
 
@@ -71,3 +84,12 @@ def check_truncation(model: Model, config: EngineConfig) -> None:
     limit = model.config.text.max_position_embeddings
     if config.max_model_len > limit:
         raise ValueError(f"max_model_len = {config.max_model_len} must be at most {limit}, the positions of the model")
+
+
+def check_drafts(model: Model, config: EngineConfig) -> None:
+    """Refuse drafts that the model cannot make."""
+    size = model.config.text.dspark_block_size
+    if config.drafts and model.drafter is None:
+        raise ValueError(f"drafts = {config.drafts} needs the model's drafter, which is not loaded: set drafts to 0")
+    if not 0 <= config.drafts <= size:
+        raise ValueError(f"drafts = {config.drafts} must lie in 0..{size}, the block of the model's drafter")

@@ -49,7 +49,11 @@ class AnchorToSave:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything one step produced. `rows` were computed; 0 means that nothing was due. False if there is no news."""
+    """Everything one step produced. `rows` were computed; 0 means that nothing was due. False if there is no news.
+
+    `verified[i]` and `accepted[i]` count sequences whose draft number i was judged, those before it being right, and
+    was right; () in a step that judged none.
+    """
 
     step: int
     kind: StepKind
@@ -60,6 +64,8 @@ class StepOutput:
     grains: tuple[GrainToSave, ...] = ()
     anchors: tuple[AnchorToSave, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
+    verified: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.events or self.prompts)
@@ -87,16 +93,24 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One item of a step before it is committed: tokens computed before and after, and where they lie."""
+    """One item of a step before it is committed: tokens computed before and after, and where they lie.
+
+    `accepted` drafts are among the computed tokens, and not yet among the sequence's.
+    """
 
     item: PlanItem
     before: int
     after: int
     blocks: tuple[int, ...]
+    accepted: tuple[int, ...] = ()
 
     def whole_blocks(self, block_tokens: int) -> range:
         """Numbers of the blocks that this step completed."""
         return range(self.before // block_tokens, self.after // block_tokens)
+
+    def token_ids(self, start: int, end: int) -> tuple[int, ...]:
+        """Ids of computed positions [start, end)."""
+        return (self.item.sequence.token_slice(start, end) + self.accepted)[: end - start]
 
 
 def progress(plan: Plan, result: StepResult) -> tuple[Progress, ...]:
@@ -106,11 +120,24 @@ def progress(plan: Plan, result: StepResult) -> tuple[Progress, ...]:
     for i, item in enumerate(plan.items):
         if item.request_id in failed:
             continue
-        after = item.end
+        after, accepted = item.end, tuple(result.accepted[i]) if result.accepted else ()
         if plan.kind is StepKind.DECODE:
-            after = item.start + 1 + (len(result.accepted[i]) if result.accepted else 0)
-        made.append(Progress(item, item.start, after, tuple(item.block_table)))
+            after = item.start + 1 + len(accepted)
+        made.append(Progress(item, item.start, after, tuple(item.block_table), accepted))
     return tuple(made)
+
+
+def draft_counts(plan: Plan, result: StepResult) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Drafts judged and accepted in a step, by their number; pads do not count, and neither does a failed request."""
+    failed = {request_id for request_id, _ in result.failed}
+    judged = [
+        (len(accepted), item.rows - 1)
+        for item, accepted in zip(plan.items, result.accepted, strict=False)
+        if item.read_slot and item.request_id not in failed
+    ]
+    most = max((drafts for _, drafts in judged), default=0)
+    verified = tuple(sum(i < drafts and i <= right for right, drafts in judged) for i in range(most))
+    return verified, tuple(sum(i < right for right, _ in judged) for i in range(most))
 
 
 def grains_of(made: tuple[Progress, ...], memory: GrainMemory, block_tokens: int) -> tuple[GrainToSave, ...]:
@@ -119,7 +146,7 @@ def grains_of(made: tuple[Progress, ...], memory: GrainMemory, block_tokens: int
         GrainToSave(
             p.item.request_id,
             index,
-            p.item.sequence.token_slice(index * block_tokens, (index + 1) * block_tokens),
+            p.token_ids(index * block_tokens, (index + 1) * block_tokens),
             memory.read_block(p.blocks[index]),
         )
         for p in made
@@ -132,14 +159,23 @@ def anchors_of(
 ) -> tuple[AnchorToSave, ...]:
     """Copies of stored regions where one is due; to be taken before the step is committed.
 
-    Prefill: at the request's checkpoints. Decode: whenever the computed length is a multiple of the grain.
+    Prefill: at the request's checkpoints. Decode: whenever the computed length reaches a multiple of the grain, or
+    passes it by accepted drafts: rings keep their window behind it for as many rows as a step has.
     """
-    due = [
-        p
-        for p in made
-        if p.after % block_tokens == 0 and (kind is StepKind.DECODE or p.after in p.item.sequence.request.checkpoints)
-    ]
-    return tuple(AnchorToSave(p.item.request_id, p.after, memory.read_stored(p.item.slot, p.after)) for p in due)
+    due = []
+    for p in made:
+        at = p.after // block_tokens * block_tokens if kind is StepKind.DECODE else p.after
+        if at > p.before and (kind is StepKind.DECODE or (_is_whole(at, block_tokens) and _is_checkpoint(p))):
+            due.append((p, at))
+    return tuple(AnchorToSave(p.item.request_id, at, memory.read_stored(p.item.slot, at)) for p, at in due)
+
+
+def _is_whole(tokens: int, block_tokens: int) -> bool:
+    return tokens % block_tokens == 0
+
+
+def _is_checkpoint(p: Progress) -> bool:
+    return p.after in p.item.sequence.request.checkpoints
 
 
 def chunk_ready(p: Progress, block_tokens: int) -> ChunkReady:

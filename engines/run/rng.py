@@ -14,6 +14,9 @@ PURPOSES = 3
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 SEED_MASK = (1 << 64) - 1
 
+DRAFT_SEED_OFFSET = 1_000_000_007
+"""Added to a request's seed for the draws of its drafts, so that they are independent of what judges them."""
+
 Words = npt.NDArray[np.uint64]
 
 
@@ -52,3 +55,8 @@ def below(words: Words, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     high = (words >> np.uint64(32)) * wide
     low = (words & np.uint64(0xFFFFFFFF)) * wide
     return ((high + (low >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+
+
+def unit(words: Words) -> npt.NDArray[np.float64]:
+    """Each word's upper 53 bits as a number in [0, 1), exact; float64 [rows]."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -7,6 +7,7 @@ from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
 from shoal.engines.run.constraints import Constraints
+from shoal.engines.run.drafting import Drafting
 from shoal.engines.run.inputs import ImageRows, build_batch
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.penalties import Penalties
@@ -42,12 +43,21 @@ class TokenModel(Protocol):
 
 
 class Runner:
-    """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`."""
+    """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`.
+
+    With `drafting`, decode steps verify drafts and make the next ones.
+    """
 
     def __init__(
-        self, model: TokenModel, memory: DeviceMemory, images: ImageRows, constraints: Constraints | None = None
+        self,
+        model: TokenModel,
+        memory: DeviceMemory,
+        images: ImageRows,
+        constraints: Constraints | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._model = model
+        self._drafting = drafting
         self._memory = memory
         self._images = images
         self._penalties = Penalties(model.eos_token_id)
@@ -61,6 +71,8 @@ class Runner:
         if not plan.items:
             return StepResult(())
         hidden = self._model.forward(build_batch(plan, self._images, self._model.lookback))
+        if self._drafting is not None and plan.kind is StepKind.DECODE:
+            return self._verified(self._drafting, plan.items, self._model.logits(hidden))
         rows = last_rows(plan)
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]
@@ -71,6 +83,17 @@ class Runner:
         )
         failed = tuple(self._constraints.apply([plan.items[i] for i in complete], logits))
         return sampled_result(plan.items, complete, logits, failed)
+
+    def _verified(self, drafting: Drafting, items: Sequence[PlanItem], logits: Tensor) -> StepResult:
+        """Judge the rows [rows, vocab] of decode items; row j of an item stands behind its first j drafts."""
+        owners = [(item, j) for item in items for j in range(item.rows)]
+        logits = self._penalties.apply(
+            logits,
+            [item.sequence.request for item, _ in owners],
+            lambda row: (*owners[row][0].sequence.output_ids, *owners[row][0].token_ids[1 : 1 + owners[row][1]]),
+        )
+        failed = tuple(self._constraints.apply_rows(items, logits))
+        return drafting.step(items, logits, failed)
 
     def objection(self, request: EngineRequest) -> str:
         """Why the model cannot read this request's ids, with the rule; "" if it can."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from shoal.engines.core.request import SamplingParams, TokenLogprobs
-from shoal.engines.run.rng import DRAW, SEED_MASK, below, random_words
+from shoal.engines.run.rng import DRAW, SEED_MASK, Words, below, random_words
 from torch import Tensor
 
 GREEDY_BELOW = 1e-5
@@ -45,9 +45,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
     assert rows == len(params) == len(positions), f"{rows} logit rows, {len(params)} params, {len(positions)} positions"
     if rows == 0:
         return ()
-    scores = logits.detach().to("cpu", torch.float64)
-    valid = ~torch.isnan(scores).any(-1) & torch.isfinite(scores.amax(-1))
-    scores = torch.where(valid[:, None], scores, torch.zeros_like(scores))
+    scores, valid = finite(logits)
     greedy = torch.tensor([p.temperature < GREEDY_BELOW for p in params])
     if bool(greedy.all()) and all(p.logprobs is None for p in params):
         pairs = zip(first_largest(scores).tolist(), valid.tolist(), strict=True)
@@ -59,6 +57,13 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
         Sampled(ids[i], report(logprobs[i], ids[i], params[i].logprobs)) if ok else Sampled(0, None, is_valid=False)
         for i, ok in enumerate(valid.tolist())
     )
+
+
+def finite(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [rows, vocab] as float64 on the host, and which rows have any to choose from; 0 in the others."""
+    scores = logits.detach().to("cpu", torch.float64)
+    valid = ~torch.isnan(scores).any(-1) & torch.isfinite(scores.amax(-1))
+    return torch.where(valid[:, None], scores, torch.zeros_like(scores)), valid
 
 
 def first_largest(scores: Tensor) -> Tensor:
@@ -102,16 +107,19 @@ def fixed_point(logprobs: Tensor) -> Tensor:
     return (logprobs.exp() * FIXED_ONE).floor().to(torch.int64)
 
 
-def draw(logprobs: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+def draw(logprobs: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], seed_offset: int = 0) -> Tensor:
     """A weighted choice a row, weight 0 never drawn: int64 [rows]."""
-    sums = fixed_point(logprobs).cumsum(-1)
-    totals = sums[:, -1]
-    seeds = np.array([p.seed & SEED_MASK for p in params], dtype=np.uint64)
-    words = random_words(seeds, np.array(positions, dtype=np.uint64), DRAW)
-    targets = torch.from_numpy(below(words, totals.clamp(min=1).numpy()))
+    seeds = np.array([(p.seed + seed_offset) & SEED_MASK for p in params], dtype=np.uint64)
+    return choose(fixed_point(logprobs), random_words(seeds, np.array(positions, dtype=np.uint64), DRAW))
+
+
+def choose(weights: Tensor, words: Words) -> Tensor:
+    """The token of each row that a random word picks by integer weights int64 [rows, vocab]: int64 [rows]."""
+    sums = weights.cumsum(-1)
+    targets = torch.from_numpy(below(words, sums[:, -1].clamp(min=1).numpy()))
     # The first place whose running sum exceeds the target; a flat distribution over more than 2**31 tokens would
     # have total 0, which no vocabulary reaches.
-    return torch.searchsorted(sums, targets[:, None], right=True)[:, 0].clamp(max=logprobs.shape[-1] - 1)
+    return torch.searchsorted(sums, targets[:, None], right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
 
 
 def report(logprobs: Tensor, token_id: int, alternatives: int | None) -> TokenLogprobs | None:

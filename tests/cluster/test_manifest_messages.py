@@ -12,7 +12,7 @@ PD = "kind: Cluster\nname: x\nprefill: {groups: 1}\ndecode: {groups: 1}\n"
 NORMAL = "kind: Cluster\nname: x\nnormal: {}\n"
 STORE = PD + "store: "
 FACTS = Facts(
-    ModelFacts("m", 8192, 128, 6, 128, 1000, 2000, 1500, 64, 10_000, 5_000), MachineFacts(1 << 30, 1 << 34, 2)
+    ModelFacts("m", 8192, 128, 6, 128, 1000, 2000, 1500, 64, 10_000, 5_000, 1000, 5), MachineFacts(1 << 30, 1 << 34, 2)
 )
 
 RULES = [
@@ -117,8 +117,8 @@ RULES = [
     (PD.replace("prefill: {groups: 1}", "prefill: {groups: 1, step_time_budget: soon}"),
      "prefill.step_time_budget = soon must be off, auto or a duration such as 250ms; auto: as long as "
      "step_tokens_max rows take"),
-    (PD.replace("decode: {groups: 1}", "decode: {groups: 1, drafts: 5}"),
-     "decode.drafts = 5 is not run by this version; write 0"),
+    (PD.replace("decode: {groups: 1}", "decode: {groups: 1, drafts: -1}"),
+     "decode.drafts = -1 must be at least 0; write 0 for no drafts"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, verify: varlen}"),
      "decode.verify = varlen is not run by this version; write off"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, zos: true}"),
@@ -152,6 +152,10 @@ FACT_RULES = [
      "hold one sequence of model.max_model_len = 4096; write auto, or shorten max_model_len"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, slots: 16}"), "decode.slots = 16 must be at least "
      "sequences_max + 1 = 17; write auto: slot 0 is null, each sequence has its own"),
+    (PD.replace("decode: {groups: 1}", "decode: {groups: 1, drafts: 6}"),
+     "decode.drafts = 6 must be at most 5, the block of the drafter of m; write 5"),
+    (NORMAL.replace("{}", "{drafts: 5, step_tokens_max: 95}"), "normal.step_tokens_max = 95 must be at least "
+     "sequences_max * (1 + drafts) = 96, the rows of a decode step; raise it, or lower one of the two"),
 ]  # fmt: skip
 
 
@@ -167,6 +171,13 @@ def test_a_blind_checkpoint_refuses_encoders():
     with pytest.raises(ManifestError) as caught:
         resolve(decode_manifest(PD, "x.yaml"), blind, "x.yaml")
     assert str(caught.value) == "x.yaml: encoders.replicas = 1 needs vision weights, which m lacks; write 0"
+
+
+def test_a_checkpoint_without_drafter_refuses_drafts():
+    plain = replace(FACTS, model=replace(FACTS.model, drafts_max=0))
+    with pytest.raises(ManifestError) as caught:
+        resolve(decode_manifest(NORMAL.replace("{}", "{drafts: 1}"), "x.yaml"), plain, "x.yaml")
+    assert str(caught.value) == "x.yaml: normal.drafts = 1 needs a drafter, which m lacks; write 0"
 
 
 def test_all_broken_rules_are_told_at_once():

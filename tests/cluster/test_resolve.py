@@ -18,7 +18,7 @@ from shoal.engines.config import Role, TruncationMode
 from typer.testing import CliRunner
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-MODEL = ModelFacts("m", 8192, 128, 6, 128, 1000, 2000, 1500, 64, 10_000, 5_000)
+MODEL = ModelFacts("m", 8192, 128, 6, 128, 1000, 2000, 1500, 64, 10_000, 5_000, 1000, 5)
 FACTS = Facts(MODEL, MachineFacts(64 << 30, 1 << 40, 2))
 
 
@@ -44,6 +44,17 @@ def test_auto_becomes_numbers():
     assert prefill.cache.blocks_count == 1 + 4 * 32  # null, and four sequences of 4096 tokens
     assert prefill.cache.slots_count >= 5
     assert "auto" not in local().to_yaml()
+
+
+def test_drafts_of_decode_reach_both_roles_and_the_memory_plan():
+    text = "kind: Cluster\nname: x\nprefill: {groups: 1}\ndecode: {groups: 1, sequences_max: 4, drafts: 5}\n"
+    cluster = resolve(decode_manifest(text, "x.yaml"), FACTS, "x.yaml")
+    prefill, decode = (group.engine for group in cluster.groups)
+    assert prefill.drafts == decode.drafts == 5
+    assert decode.step_tokens_max == 4 * 6
+    assert decode.cache.blocks_count == 1 + 4 * 33  # 4096 tokens and five drafts
+    plan = make_plan(cluster, FACTS)
+    assert [member.drafts_bytes for member in plan.members[:2]] == [0, (4 + 1) * 5 * 1000 * 4]
 
 
 def test_normal_has_one_engine_and_no_hand_off():

@@ -15,15 +15,13 @@ from shoal.engines.core.layout import blocks_needed
 from shoal.engines.model.batch import Batch
 from shoal.engines.model.cache import Caches
 from shoal.engines.model.decoder import Model
-from shoal.engines.model.drafter import DraftBlock
-from shoal.engines.model.numerics import product
+from shoal.engines.run.inputs import NO_TOKEN, padded_lookback
 from shoal.engines.toy.evaluate.acceptance import Step
 from shoal.engines.toy.evaluate.choice import Choice
 from shoal.engines.toy.evaluate.sitting import Question
 from torch import Tensor
 
 PREFILL_ROWS = 512
-NO_TOKEN = -1
 
 
 class Drafts(NamedTuple):
@@ -142,8 +140,8 @@ class CachedSpeculator:
     def draft(self, golden: Tensor, live: Tensor, choice: Choice) -> Drafts:
         """Proposals out of the drafter's rings."""
         last = torch.tensor([self._cached[i] - 1 for i in live.tolist()])
-        block = self._model.draft(golden, last, live + 1, self._caches)
-        return chosen_drafts(self._model, block, golden, live, choice)
+        block = self._model.draft(golden, last, live + 1, self._caches, lambda row, _: choice.token(row, live))
+        return Drafts(block.tokens, block.logits, torch.sigmoid(block.confidence_raw))
 
     def verify(self, golden: Tensor, drafts: Tensor, live: Tensor) -> Tensor:
         """One decode forward of k + 1 rows a sequence; their rows are written behind what is cached."""
@@ -184,25 +182,6 @@ class CachedSpeculator:
         return self._model.forward(batch, self._caches, self._truncation)
 
 
-def chosen_drafts(model: Model, block: DraftBlock, golden: Tensor, live: Tensor, choice: Choice) -> Drafts:
-    """Drafts by `choice` out of a block's base logits, each corrected by the token that was chosen before it.
-
-    The confidence takes the row before the last norm, as released heads do.
-    """
-    weights = model.drafter
-    assert weights is not None, "a block of drafts comes from a drafter"
-    previous, tokens, logits, confidence = golden, [], [], []
-    for step in range(block.tokens.shape[1]):
-        embed = weights.markov_embed[previous].to(model.numerics.wide)
-        row = block.base_logits[:, step] + product(embed, weights.markov_head.weight).to(torch.float32)
-        known = torch.cat((block.hidden[:, step].to(embed.dtype), embed), dim=-1)
-        previous = choice.token(row, live)
-        tokens.append(previous)
-        logits.append(row)
-        confidence.append(torch.sigmoid(product(known, weights.confidence.weight).squeeze(-1)))
-    return Drafts(torch.stack(tokens, 1), torch.stack(logits, 1), torch.stack(confidence, 1))
-
-
 def visible_ids(question: Question) -> list[int]:
     """The prompt as Engram looks back on it: image positions hold no token."""
     ids = list(question.prompt)
@@ -213,9 +192,7 @@ def visible_ids(question: Question) -> list[int]:
 
 def lookback(ids: Sequence[int], start: int, width: int) -> list[int]:
     """The `width` ids before `start`, nearest last; an image hides what is older, and -1 is no token."""
-    found = ids[max(0, start - width) : start]
-    hidden = max((i + 1 for i, token in enumerate(found) if token == NO_TOKEN), default=0)
-    return [NO_TOKEN] * (width - len(found) + hidden) + list(found[hidden:])
+    return padded_lookback(ids[max(0, start - width) : start], width)
 
 
 def image_part(question: Question, start: int, count: int) -> tuple[Tensor, list[Tensor]]:

@@ -26,12 +26,17 @@ def toy(toy_dir: Path) -> Model:
 
 
 @pytest.fixture(scope="session")
-def narrow() -> Model:
+def narrow(narrow_drafting: Model) -> Model:
     """Window 16, so 22 ring rows; selection is sparse from 8 entries on."""
+    return dataclasses.replace(narrow_drafting, drafter=None)
+
+
+@pytest.fixture(scope="session")
+def narrow_drafting() -> Model:
+    """The narrow model with its drafter, which guesses at random."""
     tokenizer = toy_tokenizer()
     config = toy_config(tokenizer)
     text = dataclasses.replace(config.text, sliding_window=16, index_topk=8, candidate_topk_blocks=4)
     config = dataclasses.replace(config, text=text)
     tensors = quantised(config, random_weights(config, tokenizer))
-    trunk = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
-    return Model.build(config, Numerics.of(Mode.N1), trunk, EngramHash.build(config, class_map(tokenizer)))
+    return Model.build(config, Numerics.of(Mode.N1), tensors, EngramHash.build(config, class_map(tokenizer)))

@@ -8,7 +8,6 @@ from shoal.engines.toy.evaluate.choice import Greedy, Sampled
 from shoal.engines.toy.evaluate.drafting import (
     CachedSpeculator,
     Drafts,
-    chosen_drafts,
     image_part,
     lookback,
     speculate,
@@ -144,7 +143,7 @@ def test_greedy_choices_out_of_a_block_are_the_drafters_own(room: Room):
     speculator = CachedSpeculator(room.model, [text(6, 60, 8), text(7, 33, 8)], TRUNCATION)
     golden = speculator.prefill().argmax(-1)
     block = room.model.draft(golden, torch.tensor([59, 32]), torch.tensor([1, 2]), speculator._caches)
-    drafts = chosen_drafts(room.model, block, golden, torch.arange(2), Greedy())
+    drafts = speculator.draft(golden, torch.arange(2), Greedy())
     assert torch.equal(drafts.tokens, block.tokens)
     assert torch.allclose(drafts.logits, block.logits, atol=1e-5)
     assert torch.allclose(drafts.confidence.float(), torch.sigmoid(block.confidence_raw), atol=1e-5)

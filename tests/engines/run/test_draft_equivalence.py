@@ -1,0 +1,207 @@
+"""Drafts change how many steps an answer takes, never a greedy token: whatever is accepted, cut, moved or preempted."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from engine_world import Rank, World
+from shoal.engines.config import EngineConfig, Role
+from shoal.engines.core.request import EngineRequest, SamplingParams
+from shoal.engines.model.decoder import Model
+from shoal.engines.model.drafter import DraftBlock, DraftChoice
+from shoal.engines.run.generate import generate
+from shoal.engines.run.load import check_drafts
+from torch import Tensor
+
+GRAIN, KEEP, DRAFTS = 16, 24, 5
+
+
+class Foreteller:
+    """The model's own drafter, except that where an answer is known its tokens are put forward, so far as dice say."""
+
+    def __init__(self, drafter: object, seed: int) -> None:
+        self.drafter = drafter
+        self.dice = random.Random(seed)
+        self.known: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def learn(self, request: EngineRequest, outputs: list[int]) -> None:
+        for i, token in enumerate(outputs):
+            self.known[request.prompt_len + i, token] = tuple(outputs[i + 1 : i + 1 + DRAFTS])
+
+    def draft(self, golden: Tensor, positions: Tensor, slots: Tensor, choice: DraftChoice) -> DraftBlock:
+        keys = zip((positions + 1).tolist(), golden.tolist(), strict=True)
+        futures = [self.known.get(key, ())[: self.dice.randrange(DRAFTS + 1)] for key in keys]
+
+        def told(logits: Tensor, number: int) -> Tensor:
+            logits = logits.clone()
+            for row, future in enumerate(futures):
+                if number < len(future):
+                    logits[row, future[number]] += 100.0
+            return choice(logits, number)
+
+        return self.drafter.draft(golden, positions, slots, told)
+
+
+@pytest.fixture
+def world(narrow_drafting: Model, request: pytest.FixtureRequest) -> World:
+    return World(narrow_drafting, KEEP, GRAIN, seed=sum(request.node.name.encode()))
+
+
+@pytest.fixture
+def teller(world: World) -> Foreteller:
+    return Foreteller(None, seed=world.dice.getrandbits(32))
+
+
+def drafting_rank(world: World, role: Role, teller: Foreteller, **settings: object) -> Rank:
+    rank = world.rank(role, drafts=DRAFTS, **settings)
+    if role is not Role.PROMPT:
+        drafting = rank.engine._runner._drafting
+        teller.drafter, drafting._drafter = drafting._drafter, teller
+    return rank
+
+
+def teach(world: World, teller: Foreteller, requests: list[EngineRequest]) -> dict[str, list[int]]:
+    """The answers of an engine without drafts, which the plain loop confirms."""
+    rank = world.rank(Role.NORMAL)
+    for request in requests:
+        world.submit(rank, request)
+    rank.run()
+    for request in requests:
+        world.check(request, rank.tokens[request.request_id])
+        teller.learn(request, rank.tokens[request.request_id])
+    return rank.tokens
+
+
+def steps_of(rank: Rank) -> tuple[int, int]:
+    """Drafts verified and accepted so far."""
+    verified = sum(sum(output.verified) for output in rank.outputs)
+    return verified, sum(sum(output.accepted) for output in rank.outputs)
+
+
+@pytest.mark.parametrize("step_tokens_max", [100, 512])
+def test_any_batch_and_chunks(world: World, teller: Foreteller, step_tokens_max: int) -> None:
+    """Prompts and answers that end on, before and behind block boundaries, with images."""
+    shapes = [(1, (), 20), (37, (5,), 30), (64, (), 17), (47, (14,), 34), (21, (), 3)]
+    requests = [world.request(f"r{i}", n, world.sampling(m, True), images) for i, (n, images, m) in enumerate(shapes)]
+    answers = teach(world, teller, requests)
+    rank = drafting_rank(world, Role.NORMAL, teller, step_tokens_max=step_tokens_max)
+    for request in requests:
+        world.submit(rank, request)
+    rank.run()
+    assert rank.tokens == answers
+    verified, accepted = steps_of(rank)
+    assert 0 < accepted < verified, "the scenario does not test what it says"
+
+
+def test_preempted_sequences(world: World, teller: Foreteller) -> None:
+    requests = [world.request(f"r{i}", 40, world.sampling(16, True), (8,)) for i in range(3)]
+    answers = teach(world, teller, requests)
+    cache = dataclasses.replace(world.rank(Role.NORMAL).engine.config.cache, blocks_count=11)
+    rank = drafting_rank(world, Role.NORMAL, teller, cache=cache, watermark=1.0)
+    for request in requests:
+        world.submit(rank, request)
+    rank.run()
+    prefilled = sum(output.rows for output in rank.outputs if output.kind == "prefill")
+    assert prefilled > 3 * 40, "nothing was preempted: the scenario does not test what it says"
+    assert rank.tokens == answers
+
+
+def test_prompts_handed_to_an_engine_that_drafts(world: World, teller: Foreteller) -> None:
+    """The receiver starts with pads; it saves every grain and anchor that an engine without drafts does."""
+    requests = [world.request(f"r{i}", n, world.sampling(40, True)) for i, n in enumerate([15, 16, 50])]
+    answers = teach(world, teller, requests)
+    source, plain = drafting_rank(world, Role.PROMPT, teller), world.rank(Role.COMPLETION, saves=True)
+    target = drafting_rank(world, Role.COMPLETION, teller, saves=True)
+    for rank in (target, plain):
+        for request in requests:
+            world.submit(source, request)
+        source.tokens.clear()
+        source.run()
+        for request in requests:
+            world.hand_off(source, rank, request.request_id)
+            rank.step()
+        rank.run()
+        for request in requests:
+            assert source.tokens[request.request_id] + rank.tokens[request.request_id] == answers[request.request_id]
+    assert steps_of(target)[1] > 0
+    assert set(plain.grains) <= set(target.grains)
+    assert set(plain.anchors) <= set(target.anchors)
+
+
+def test_a_hit_on_what_a_drafting_engine_saved(world: World, teller: Foreteller) -> None:
+    first = world.request("first", 40, world.sampling(40, True))
+    said = teach(world, teller, [first])["first"]
+    saver = drafting_rank(world, Role.NORMAL, teller, saves=True)
+    world.submit(saver, first)
+    saver.run()
+    assert saver.tokens["first"] == said
+    ids = (*first.token_ids, *said, *world.request("q", 30, first.sampling).token_ids)
+    second = EngineRequest("second", ids, len(ids), world.sampling(20, True))
+    answers = teach(world, teller, [second])
+    other = drafting_rank(world, Role.NORMAL, teller)
+    hit = dataclasses.replace(second, hit_tokens=64)
+    world.submit(other, hit)
+    world.load_hit(other, hit, saver, "first")
+    other.run()
+    assert other.tokens["second"] == answers["second"]
+    assert steps_of(other)[1] > 0
+
+
+def test_the_drafter_sees_the_same_whatever_was_rejected(world: World, teller: Foreteller) -> None:
+    """Drafts after a step depend on the text alone: not on the batch, nor on how the text was cut into steps."""
+    request = world.request("r", 30, world.sampling(12, True))
+    teach(world, teller, [request])
+    seen: list[dict[tuple[int, int], tuple[int, ...]]] = []
+    for _ in range(2):
+        made: dict[tuple[int, int], tuple[int, ...]] = {}
+        rank = drafting_rank(world, Role.NORMAL, teller)
+        own = teller.drafter
+        others = [world.request(f"o{i}", 20 + i, world.sampling(12, True)) for i in range(len(seen))]
+        for one in (request, *others):
+            world.submit(rank, one)
+        while rank.engine.has_work:
+            rank.step()
+            sequence = rank.engine._scheduler.ledger.sequences.get("r")
+            if sequence is not None and sequence.has_draft_info:
+                slots = torch.tensor([sequence.slot])
+                block = own.draft(
+                    torch.tensor(sequence.output[-1:]), torch.tensor([sequence.cached - 1]), slots, greedy
+                )
+                made[sequence.len, sequence.output[-1]] = tuple(block.tokens[0].tolist())
+        seen.append(made)
+    common = set(seen[0]) & set(seen[1])
+    assert common
+    assert all(seen[0][key] == seen[1][key] for key in common)
+
+
+def greedy(logits: Tensor, number: int) -> Tensor:
+    return logits.argmax(-1)
+
+
+def test_seeded_sampling_is_repeatable_and_complete(world: World, teller: Foreteller) -> None:
+    requests = [world.request(f"r{i}", 20 + i, world.sampling(10, False)) for i in range(3)]
+    said = []
+    for _ in range(2):
+        rank = drafting_rank(world, Role.NORMAL, teller)
+        rank.engine._runner._drafting._drafter = teller.drafter
+        for request in requests:
+            world.submit(rank, request)
+        rank.run()
+        said.append(dict(rank.tokens))
+    assert said[0] == said[1]
+    assert all(len(tokens) == 10 for tokens in said[0].values())
+
+
+def test_generate_with_drafts(toy_dir: Path) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+    prompt = tuple(range(40, 60))
+    assert list(generate(toy_dir, prompt, sampling, drafts=5)) == list(generate(toy_dir, prompt, sampling))
+
+
+def test_drafts_a_model_cannot_make_are_refused(narrow: Model, narrow_drafting: Model) -> None:
+    with pytest.raises(ValueError, match="drafts = 5 needs the model's drafter, which is not loaded"):
+        check_drafts(narrow, EngineConfig(Role.NORMAL, drafts=5))
+    with pytest.raises(ValueError, match=r"drafts = 6 must lie in 0\.\.5, the block of the model's drafter"):
+        check_drafts(narrow_drafting, EngineConfig(Role.NORMAL, drafts=6))
