@@ -13,7 +13,7 @@ from shoal.engines.run.verify_traffic import Traffic
 
 FITTED = (
     "Curve: two parameters fitted to the published gains; its scale of 10 ms cancels out. Traffic: mean ease and "
-    "spread of acceptance fitted to 3.30 tokens a step and the published lengths; seeded, synthetic. "
+    "spread of acceptance fitted to 3.30 tokens a step, the published lengths and gains; seeded, synthetic. "
     "Not fitted: the chooser, the sizes (step 8), and what it loses to rates a step old, fresh sequences and padding."
 )
 
