@@ -1,5 +1,6 @@
 """A trace in memory as arrays: times, lengths and every request's chain of grain ids, numbered without gaps."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class Trace:
     def chains(self) -> list[npt.NDArray[np.int32]]:
         """A view of each request's ids."""
         bounds = self.starts.tolist()
-        return [self.grains[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+        return [self.grains[first:last] for first, last in itertools.pairwise(bounds)]
 
 
 def pack_requests(name: str, block_tokens: int, requests: Iterable[TraceRequest]) -> Trace:

@@ -50,6 +50,6 @@ def _rate(path: Path, number: int, cell: str) -> float:
         rate = float(cell)
     except ValueError:
         rate = -1.0
-    if not (0 <= rate and math.isfinite(rate)):
+    if not (rate >= 0 and math.isfinite(rate)):
         raise TraceError(path, number, "requests_per_s", f"= {cell!r} must be a number, 0 or more")
     return rate

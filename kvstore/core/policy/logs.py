@@ -50,7 +50,8 @@ class ChainLog:
         """Remove the oldest entry; the ids it still owns, in chain order."""
         mark, chain = self._entries.popleft()
         self._places -= len(chain)
-        return chain[self._marks[chain] == mark]
+        owned: Chain = chain[self._marks[chain] == mark]
+        return owned
 
     def give_back(self, mark: int, chain: Chain) -> None:
         """Put back at the old end what was taken and is to stay."""
