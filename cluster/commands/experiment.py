@@ -18,7 +18,7 @@ from shoal.kvstore.errors import StoreError
 from shoal.kvstore.trace.golden import Compared, check_trace
 
 TracesDir = Annotated[Path | None, typer.Option("--traces", help="Folder of the traces (default: beside the file).")]
-Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes at once (default: one a core).")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at once (default: one a core).")]
 
 
 def experiment(
@@ -26,7 +26,7 @@ def experiment(
     check: Annotated[Path | None, typer.Option("--check", help="A golden file of hit rates to compare with.")] = None,
     traces: TracesDir = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the results.")] = Path("results"),
-    jobs: Jobs = os.cpu_count() or 1,
+    jobs: Jobs = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Replay traces. Example: shoal experiment manifests/experiments/ttl-hit-rate.yaml --traces DIR."""
@@ -35,11 +35,12 @@ def experiment(
         typer.echo("give either a MANIFEST or --check FILE", err=True)
         raise typer.Exit(2)
     folder = traces or given[0].parent
+    workers = jobs or os.cpu_count() or 1
     try:
         if check is not None:
-            _check(check, folder, jobs, as_json)
+            _check(check, folder, workers, as_json)
         else:
-            _run(given[0], folder, out, jobs, as_json)
+            _run(given[0], folder, out, workers, as_json)
     except (ShoalError, StoreError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

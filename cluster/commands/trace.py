@@ -110,9 +110,8 @@ def _shown(value: object) -> str:
 
 
 def _write(trace: Trace, out: Path) -> None:
-    opened = gzip.open(out, "wt", encoding="utf-8") if out.suffix == ".gz" else out.open("w", encoding="utf-8")
     rows = zip(trace.times_us.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
-    with opened as file:
+    with gzip.open(out, "wt", encoding="utf-8") if out.suffix == ".gz" else out.open("w", encoding="utf-8") as file:
         for (time_us, asked, answered), chain in zip(rows, trace.chains(), strict=True):
             at_ms = time_us // 1000 if time_us % 1000 == 0 else time_us / 1000
             line = {"timestamp": at_ms, "input_length": asked, "output_length": answered, "hash_ids": chain.tolist()}

@@ -28,20 +28,22 @@ def run_experiment(experiment: Experiment, traces: Path, jobs: int, told: Told) 
     """
     points = points_of(experiment)
     rows: dict[tuple[int, int], Row] = {}
-    with tempfile.TemporaryDirectory(prefix="shoal-traces-") as shelf:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            pending = {}
-            for number, choice in enumerate(experiment.traces):
-                told(f"reading {choice.name}", 0)
-                folder = Path(shelf) / str(number)
-                folder.mkdir()
-                trace = load_trace(traces / choice.file, choice.block)
-                if not len(trace.grains):
-                    raise TraceError(traces / choice.file, 1, "file", "has no block ids: nothing can be hit")
-                shelve(trace, folder)
-                for place, point in enumerate(points):
-                    pending[pool.submit(run_point, choice, folder, point)] = (number, place)
-            for done in as_completed(pending):
-                rows[pending[done]] = done.result()
-                told(f"replaying {rows[pending[done]]['trace']}", 1)
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-traces-") as shelf,
+        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
+    ):
+        pending = {}
+        for number, choice in enumerate(experiment.traces):
+            told(f"reading {choice.name}", 0)
+            folder = Path(shelf) / str(number)
+            folder.mkdir()
+            trace = load_trace(traces / choice.file, choice.block)
+            if not len(trace.grains):
+                raise TraceError(traces / choice.file, 1, "file", "has no block ids: nothing can be hit")
+            shelve(trace, folder)
+            for place, point in enumerate(points):
+                pending[pool.submit(run_point, choice, folder, point)] = (number, place)
+        for done in as_completed(pending):
+            rows[pending[done]] = done.result()
+            told(f"replaying {rows[pending[done]]['trace']}", 1)
     return [rows[key] for key in sorted(rows)]
