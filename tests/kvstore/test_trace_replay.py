@@ -70,7 +70,9 @@ def naive_entry(name: str, block: int) -> dict:
     }
 
 
-@pytest.mark.parametrize(("name", "block"), [(CONVERSATION, 512), ("mooncake_synthetic_trace.jsonl.gz", 512), (WEKA, 128)])
+@pytest.mark.parametrize(
+    ("name", "block"), [(CONVERSATION, 512), ("mooncake_synthetic_trace.jsonl.gz", 512), (WEKA, 128)]
+)
 def test_every_number_of_a_cut_trace_is_the_naive_caches(name: str, block: int) -> None:
     compared = list(check_trace("cut", naive_entry(name, block), TRACES))
     assert len(compared) > 50
@@ -84,7 +86,7 @@ def test_check_prints_what_differs_and_what_nobody_computes(tmp_path: Path) -> N
     assert told.exit_code == 1
     assert told.output.splitlines() == [
         "cut: 0 of 2 numbers match",
-        "  differs: cut.requests is 600, golden 601",
+        "  differs: cut.requests is 200, golden 601",
         "  differs: cut.colour is None, golden 3",
     ]
 
@@ -100,7 +102,7 @@ def test_converted_trace_has_the_same_hits(tmp_path: Path) -> None:
 
 
 def test_describe_counts_requests_of_every_format() -> None:
-    for name, requests in ((CONVERSATION, 600), ("azure_llm_2023_conv.csv.gz", 300)):
+    for name, requests in ((CONVERSATION, 200), ("azure_llm_2023_conv.csv.gz", 300)):
         told = CliRunner().invoke(app, ["trace", "describe", str(TRACES / name), "--json"])
         assert json.loads(told.output)["requests"] == requests
     told = CliRunner().invoke(app, ["trace", "describe", str(TRACES / "servegen_arrival_rates.csv.gz"), "--json"])
@@ -119,7 +121,7 @@ BAD = [
     (GOOD + GOOD.replace(": 5", ": 4"), 2, "timestamp = 4 must not be before 5"),
     (GOOD + GOOD.replace("[1, 2]", "[1]").replace("600", "1600"), 2, "hash_ids has 1 ids; 1600 tokens make 3 full"),
     (GOOD + GOOD.replace("[1, 2]", "[1, 1]"), 2, "hash_ids must not repeat an id"),
-    (GOOD + GOOD.replace("[1, 2]", "[1, -2]"), 2, "hash_ids[...] must hold: expected `int` >= 0"),
+    (GOOD + GOOD.replace("[1, 2]", "[1, -2]"), 2, "hash_ids[1] must hold: expected `int` >= 0"),
     (GOOD + "{\n", 2, "the line must be one JSON object"),
     (SESSION + SESSION.replace("130", "200"), 2, "requests[0].hash_runs stand for 2 blocks; in = 200 tokens make 3"),
     (SESSION.replace("64", "96"), 1, "block_size = 96 must divide the grain of 128 tokens"),
@@ -141,6 +143,6 @@ def test_a_bad_line_is_named_with_field_and_rule(tmp_path: Path, text: str, line
 
 def test_a_cut_off_gzip_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
-    path.write_bytes((TRACES / CONVERSATION).read_bytes()[:5000])
+    path.write_bytes((TRACES / CONVERSATION).read_bytes()[:3000])
     with pytest.raises(TraceError, match="cannot be read"):
         load_trace(path)
