@@ -36,11 +36,12 @@ def draw(rows: Sequence[Row], file: IO[bytes]) -> None:
 
 
 def _curves(axis: Any, rows: Sequence[Row], policies: Sequence[str], x: str, ceiling: float) -> None:
-    for policy in policies:
+    for number, policy in enumerate(policies):
         own = sorted((row for row in rows if row["policy"] == policy), key=lambda row: float(row[x]))
         if own:
             heights = [100 * float(row["block_hit_rate"]) for row in own]
-            axis.plot([row[x] for row in own], heights, marker="o", markersize=4, label=_LABELS.get(policy, policy))
+            style = {"marker": "o", "markersize": 4, "linestyle": ("-", "--", ":")[number % 3]}  # curves may coincide
+            axis.plot([row[x] for row in own], heights, label=_LABELS.get(policy, policy), **style)
     axis.axhline(ceiling, color="grey", linestyle=":", label=f"nothing forgotten: {ceiling:.2f} %")
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from shoal.kvstore.trace.packed import Trace
@@ -19,6 +20,6 @@ def shelve(trace: Trace, folder: Path) -> None:
 
 def take_down(folder: Path) -> Trace:
     """The trace that `shelve` wrote; its arrays are mapped, read-only, and shared between processes."""
-    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _ARRAYS}
-    return Trace(**facts, **arrays)
+    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    facts |= {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _ARRAYS}
+    return Trace(**facts)

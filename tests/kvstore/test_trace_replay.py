@@ -18,15 +18,19 @@ CONVERSATION = "mooncake_conversation_trace.jsonl.gz"
 WEKA = "weka_claude_code_sessions.jsonl.gz"
 
 
+def raw_lines(name: str) -> list[bytes]:
+    return gzip.decompress((TRACES / name).read_bytes()).splitlines()
+
+
 def mooncake_stream(name: str) -> tuple[Stream, list[int]]:
-    lines = [json.loads(line) for line in gzip.open(TRACES / name)]
+    lines = [json.loads(line) for line in raw_lines(name)]
     return [(r["timestamp"] * 1000, r["hash_ids"]) for r in lines], [r["input_length"] for r in lines]
 
 
 def weka_stream(name: str) -> tuple[Stream, list[int]]:
     """Written from the golden file's `parse` text: a start each 300 s, sub-agents in place, every second id."""
     found = []
-    for k, raw in enumerate(gzip.open(TRACES / name)):
+    for k, raw in enumerate(raw_lines(name)):
         p = 0
         for r in json.loads(raw)["requests"]:
             calls = [(x, r["t"]) for x in r["requests"]] if r["type"] == "subagent" else [(r, 0.0)]
