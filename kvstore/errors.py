@@ -4,6 +4,7 @@
 StoreError
 ├── ConfigError            a field of a StoreConfig breaks a rule (also ValueError)
 ├── ObjectError            an object, key or token list that cannot be stored or named (also ValueError)
+├── TraceError             a line of a trace file that breaks a rule of its format (also ValueError)
 ├── PlacementError         the devices given cannot hold one stripe apart (also ValueError)
 └── CodeLibraryError       no ISA-L library on this machine
 ```
@@ -34,3 +35,12 @@ class PlacementError(StoreError, ValueError):
 
 class CodeLibraryError(StoreError):
     """Neither a system ISA-L nor the one inside the pyeclib wheel could be loaded."""
+
+
+class TraceError(StoreError, ValueError):
+    """A trace file that cannot be read; the message names file, line, field and rule."""
+
+    def __init__(self, file: object, line: int, field: str, rule: str) -> None:
+        super().__init__(f"{file}:{line}: {field} {rule}")
+        self.line = line
+        self.field = field
