@@ -1,4 +1,4 @@
-"""The course that made the shipped weights, stage by stage."""
+"""The course behind the shipped weights, stage by stage; the README tells the runs."""
 
 from shoal.engines.toy.training.network import Options
 from shoal.engines.toy.training.stages import DENSE, Stage, Trains
