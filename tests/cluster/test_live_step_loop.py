@@ -25,6 +25,9 @@ class StuckEngine:
         assert self.may_end.wait(10)
         self.has_work = False
 
+    def step_took(self, took_us: float) -> None:
+        """Learn nothing."""
+
 
 def test_a_step_that_does_not_end_is_seen_from_the_asyncio_loop() -> None:
     async def run() -> None:
@@ -55,6 +58,9 @@ def test_what_follows_a_call_comes_before_the_output_of_a_later_step() -> None:
         def step(self, now_us: int) -> str:
             self.has_work = False
             return "output"
+
+        def step_took(self, took_us: float) -> None:
+            assert took_us >= 0
 
         def begin(self) -> str:
             self.has_work = True

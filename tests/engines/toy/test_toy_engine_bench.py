@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from shoal.engines import engine_bench
-from shoal.engines.engine_bench import Figure, lines_of, main, questions
+from shoal.engines.toy import engine_bench
+from shoal.engines.toy.engine_bench import Figure, lines_of, main, questions
 
 
 def test_questions_are_prompts_without_their_answers():
