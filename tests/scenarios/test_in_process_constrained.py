@@ -41,7 +41,7 @@ async def test_a_decode_engine_dies_in_mid_answer_and_the_grammar_goes_on(tmp_pa
 
         def jobs():
             fields = {"temperature": 1.0, "ignore_eos": False, "grammar": SPEC}
-            return [world.job(n, 40 + 90 * n, 100, seed=n, **fields) for n in (1, 2)]
+            return [world.job(n, 40 + 90 * n, 400, seed=n, **fields) for n in (1, 2)]
 
         calm = await asyncio.gather(*(world.ask(service, job) for job in jobs()))
         for answer in calm:
