@@ -63,7 +63,8 @@ class Coefficients(NamedTuple):
         linear = self.row + self.cached * cached
         if self.pair:
             # The root of pair q^2 + linear q = budget, in the form that loses no digits where pair is small.
-            return 2 * budget_us / (linear + sqrt(linear * linear + 4 * self.pair * budget_us))
+            root = linear + sqrt(linear * linear + 4 * self.pair * budget_us)
+            return 2 * budget_us / root if root else 0.0  # a budget so small that its square vanishes
         return budget_us / linear if linear else inf
 
 
