@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.errors import CheckpointError
 from shoal.engines.model.save import save_checkpoint
@@ -38,8 +39,7 @@ def fitted_factor(confidence: Sequence[float], accepted: Sequence[bool]) -> floa
     """
     if not confidence:
         raise ValueError("no draft was judged: give more samples")
-    sure = np.clip(np.asarray(confidence, dtype=np.float64), CERTAIN, 1 - CERTAIN)
-    logits, hits = np.log(sure / (1 - sure)), np.asarray(accepted, dtype=np.float64)
+    logits, hits = _logits(confidence), np.asarray(accepted, dtype=np.float64)
 
     def surprise(log_factor: float) -> float:
         scaled = np.exp(log_factor) * logits
@@ -55,8 +55,13 @@ def fitted_factor(confidence: Sequence[float], accepted: Sequence[bool]) -> floa
 
 def scaled(confidence: Sequence[float], factor: float) -> list[float]:
     """Confidences as they will be once the factor is in the weights."""
+    found: list[float] = (1 / (1 + np.exp(-factor * _logits(confidence)))).tolist()
+    return found
+
+
+def _logits(confidence: Sequence[float]) -> NDArray[np.float64]:
     sure = np.clip(np.asarray(confidence, dtype=np.float64), CERTAIN, 1 - CERTAIN)
-    found: list[float] = (1 / (1 + ((1 - sure) / sure) ** factor)).tolist()
+    found: NDArray[np.float64] = np.log(sure / (1 - sure))
     return found
 
 
