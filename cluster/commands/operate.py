@@ -55,11 +55,16 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
             raise typer.Exit(FAILED)
         if not ray_address(address):
             require_free(cluster.api.host, cluster.api.port)
+            if cluster.api.grpc:
+                host, _, port = cluster.api.grpc.rpartition(":")
+                require_free(host, int(port))
         spec = make_spec(cluster, run_dir)
         typer.echo(cluster.to_yaml(), nl=False, err=True)
         session, endpoint = start(spec, address)
         stop = Stop()
         typer.echo(f"{cluster.name} is ready at {endpoint} (model {cluster.model.name})")
+        if cluster.api.grpc:
+            typer.echo(f"its store is at {cluster.api.grpc} (gRPC, kvstore/rpc/store.proto)")
         if detach or not session.pid:
             return
         typer.echo("Ctrl-C ends it.", err=True)
