@@ -18,6 +18,7 @@ from shoal.engines.config import (
     STEP_TIME_AUTO,
     STEP_TIME_OFF,
     CacheConfig,
+    Determinism,
     EngineConfig,
     Role,
     Truncation,
@@ -198,6 +199,7 @@ def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, 
         truncation=_truncation(manifest, facts),
         cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
         drafts=drafts,
+        determinism=Determinism(manifest.determinism),
     )
 
 

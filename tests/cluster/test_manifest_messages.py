@@ -140,8 +140,6 @@ RULES = [
      "scaling.policy = on is not run by this version; write off; shoal keeps the groups asked for"),
     (PD + "scaling: {slo: {ttft: 2s}}\n",
      "scaling.slo = (given) has no effect while scaling.policy is off; remove it"),
-    (PD + "determinism: full\n", "determinism = full is not run by this version; write batch_invariant: the same "
-     "greedy tokens whatever the batch"),
 ]  # fmt: skip
 
 
