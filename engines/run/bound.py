@@ -37,6 +37,10 @@ class BoundModel:
         """Advance the caches: hidden [S, H] of last rows in prefill, [T, H] of all rows in decode."""
         return self._model.forward(batch, self._caches, self._truncation)
 
+    def join(self) -> None:
+        """Take part in one forward of the other ranks without a row of one's own."""
+        self._model.join()
+
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab]."""
         return self._model.logits(hidden)

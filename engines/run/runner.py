@@ -37,6 +37,10 @@ class TokenModel(Protocol):
         """Advance the caches by the batch's rows: hidden [S, H] of last rows in prefill, [T, H] in decode."""
         ...
 
+    def join(self) -> None:
+        """Take part in one forward of the other ranks without a row of one's own."""
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab]."""
         ...
@@ -64,11 +68,12 @@ class Runner:
         self._constraints = Constraints() if constraints is None else constraints
 
     def run(self, plan: Plan) -> StepResult:
-        """Compute a plan; an empty plan only does its copies. Rows with non-finite logits fail alone."""
+        """Compute a plan; an empty plan does its copies and joins. Rows with non-finite logits fail alone."""
         self._memory.clone_blocks(plan.clone_blocks)
         self._memory.clone_slots(plan.clone_slots)
         self._memory.zero_slots(plan.zero_slots)
         if not plan.items:
+            self._model.join()
             return StepResult(())
         hidden = self._model.forward(build_batch(plan, self._images, self._model.lookback))
         if self._drafting is not None and plan.kind is StepKind.DECODE:
