@@ -16,6 +16,7 @@ class Bench(NamedTuple):
 
 # Modules are imported when they are asked for: each brings the libraries of its own part.
 BENCHES: dict[str, Bench] = {
+    "determinism": Bench("shoal.engines.toy.determinism_bench", "what draws that drafts cannot change cost"),
     "engine": Bench("shoal.engines.toy.engine_bench", "tokens per second of one engine, with drafts against without"),
     "experts": Bench("shoal.engines.experts_bench", "balance of experts over ranks, against the published policy"),
     "scheduler": Bench("shoal.engines.run.scheduler_bench", "planning and committing decode steps, against vLLM's"),
