@@ -76,7 +76,7 @@ def test_resolved_yaml_reads_back():
 
 
 def test_off_is_a_word():
-    text = "kind: Cluster\nname: x\nnormal: {truncation: {mode: off}, verify: off}\nscaling: {policy: off}\n"
+    text = "kind: Cluster\nname: x\nnormal: {truncation: {mode: off}, verify: full}\nscaling: {policy: off}\n"
     assert decode_manifest(text, "x").normal.truncation.mode == "off"
 
 
