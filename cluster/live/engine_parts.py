@@ -216,7 +216,7 @@ class EngineParts:
     def _on_output(self, output: StepOutput) -> None:
         """What one step produced, on the asyncio loop."""
         self._rate.add(output.rows)
-        self._drafts.add(output.verified, output.accepted)
+        self._drafts.add(output.verified, output.accepted, output.drafts)
         if self._saver is not None and (output.grains or output.anchors):
             self._saver.save(self.sequences.objects(output))
         if self.source is not None:

@@ -1,10 +1,12 @@
 """The step curve an engine starts with: read from a directory if this machine measured it lately, else measured now."""
 
+import fcntl
 import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,26 +40,51 @@ class KeptCurves:
 def starting_curve(model: BoundModel, config: EngineConfig, kept: KeptCurves | None = None) -> StepCurve:
     """The curve of every step size that this engine can plan: `sequences_max` sequences of a row and `drafts`.
 
-    Measured on the engine's own model and caches, which it writes: call it before there are sequences. A curve that
-    cannot be kept is used all the same, and the log says so.
+    Measured on the engine's own model and caches, which it writes: call it before there are sequences. Of engines that
+    start together one measures, the others wait and read. A directory that cannot be used costs a measurement at each
+    start, and the log says so.
     """
     began_s, rows_max = time.perf_counter(), config.sequences_max * (1 + config.drafts)
     sizes = graph_sizes(rows_max, step=rows_max)
-    key, curve = None if kept is None else curve_key(kept.revision, config, sizes), None
-    cache = None if kept is None else CurveCache(kept.directory)
-    if cache is not None and key is not None:
-        curve = cache.read(key, int(time.time()))
-    how = "measured" if curve is None else f"read from {cache.directory if cache else ''}"
-    if curve is None:
-        curve = measure_curve(sizes, lambda size: run_ms(model, config, size), timed_runs=TIMED_RUNS)
-        if cache is not None and key is not None:
-            try:
-                cache.write(key, curve, int(time.time()))
-            except OSError as error:
-                logger.warning("the step curve is not kept, the next start measures again: %s", error)
+    if kept is None:
+        how, curve = "measured", _measured(model, config, sizes)
+    else:
+        how, curve = _read_or_measured(model, config, sizes, kept)
     points = ", ".join(f"{size}: {ms:.1f}" for size, ms in zip(curve.sizes, curve.ms, strict=True))
     logger.info("step curve %s in %.2f s; ms by rows: %s", how, time.perf_counter() - began_s, points)
     return curve.of_every_row()
+
+
+def _measured(model: BoundModel, config: EngineConfig, sizes: Sequence[int]) -> StepCurve:
+    return measure_curve(sizes, lambda size: run_ms(model, config, size), timed_runs=TIMED_RUNS)
+
+
+def _read_or_measured(
+    model: BoundModel, config: EngineConfig, sizes: Sequence[int], kept: KeptCurves
+) -> tuple[str, StepCurve]:
+    key, cache = curve_key(kept.revision, config, sizes), CurveCache(kept.directory)
+    try:
+        with _alone(kept.directory):
+            if (curve := cache.read(key, int(time.time()))) is not None:
+                return f"read from {kept.directory}", curve
+            curve = _measured(model, config, sizes)
+            cache.write(key, curve, int(time.time()))
+            return "measured", curve
+    except OSError as error:
+        logger.warning("step curves cannot be kept in %s: %s", kept.directory, error)
+        return "measured", _measured(model, config, sizes)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock, which ends with the process at the latest."""
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def run_ms(model: BoundModel, config: EngineConfig, size: int, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from scenarios.in_process import running, until
+from scenarios.in_process import running, until, without_drafts
 from shoal.cluster.live.engine_parts import Built, registered
 from shoal.cluster.live.names import COMPLETION, role_of
 from shoal.engines.core.grammar.spec import GrammarKind, GrammarSpec
@@ -30,7 +30,7 @@ def model() -> Model:
 
 
 def build_with(model, spec, group, transfer_of):
-    engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=True)
+    engine, memory = build_engine(model, without_drafts(spec.engine(role_of(group))), saves_grains=True)
     compiler = grammar_compiler(Path(spec.model_dir), model)
     return Built(engine, memory, registered(transfer_of, group, memory), {"all": "torch"}, compiler)
 
