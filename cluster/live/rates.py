@@ -46,8 +46,8 @@ class DraftCounts:
             self._counts.update({f"drafts_{name}_{number}": count for number, count in enumerate(counts)})
 
     def counts(self) -> Mapping[str, int]:
-        """`drafts_<field>` of the totals; once one was judged `drafts_verified_<number>` and `drafts_accepted_<number>`.
+        """`drafts_<field>` of the totals, and by place `drafts_verified_<number>` and `drafts_accepted_<number>`.
 
-        The latter count drafts behind accepted ones only, so their quotient is the chance of one place.
+        By place only drafts behind accepted ones count, so their quotient is the chance of one place.
         """
         return self._counts
