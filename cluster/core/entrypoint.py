@@ -17,7 +17,7 @@ from shoal.cluster.core.policy import RequestPolicy
 from shoal.cluster.core.refusals import RETRY_AFTER_LEAST_US, failure, may_wait
 from shoal.cluster.core.state import AT_ENGINE, State
 from shoal.cluster.core.timeline import Mark, RequestTimeline
-from shoal.engines.core.request import FinishEvent, FinishReason, TokenEvent
+from shoal.engines.core.request import FinishEvent, FinishReason, TokensEvent
 
 
 class RequestMachine:
@@ -169,8 +169,8 @@ class RequestMachine:
                 if not attempt.is_admitted:
                     attempt.is_admitted, self._state = True, State.DECODING
                     self._mark("admitted", group=group.name, bytes=handoff_bytes, handoff_us=handoff_us)
-            case m.Tokens(_, _, events):
-                self._on_tokens(events)
+            case m.Tokens(_, _, tokens):
+                self._on_tokens(tokens)
             case m.Ended(_, group, finish):
                 self._on_ended(group, finish)
             case m.HandoffFailed(_, group, reason):
@@ -183,9 +183,9 @@ class RequestMachine:
                 lost = self._images.lose(image_index)
                 self._reroute(f"embedding of image {image_index} is lost", exclude=lost.group.name if lost else "")
 
-    def _on_tokens(self, events: tuple[TokenEvent, ...]) -> None:
+    def _on_tokens(self, tokens: TokensEvent) -> None:
         is_first = len(self._output) == 0
-        if ready := self._output.take(events):
+        if ready := self._output.take(tokens):
             if is_first:
                 self._mark("first token")
             self._effects.append(m.Emit(ready))

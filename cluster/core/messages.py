@@ -17,7 +17,7 @@ from shoal.engines.core.request import (
     NoRoom,
     Rejected,
     SamplingParams,
-    TokenEvent,
+    TokensEvent,
 )
 
 
@@ -207,7 +207,7 @@ class Tokens:
 
     attempt: int
     group: GroupRef
-    events: tuple[TokenEvent, ...]
+    tokens: TokensEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ class Abort:
 class Emit:
     """New tokens for the client: contiguous, each index once over the whole request."""
 
-    events: tuple[TokenEvent, ...]
+    tokens: TokensEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from shoal.cluster.live.outbox import Outbox
 from shoal.cluster.live.prefix import Prefix
 from shoal.cluster.live.saver import ToSave
 from shoal.cluster.live.submission import Origin
-from shoal.engines.core.request import FinishEvent, TokenEvent
+from shoal.engines.core.request import FinishEvent, TokensEvent
 from shoal.engines.run.output import StepOutput
 
 
@@ -91,12 +91,9 @@ class Sequences:
                 done = ChunkDone(known.origin.attempt, self._group, chunk.cached - known.cached, chunk.cached)
                 known.cached = chunk.cached
                 self._outbox.post(known.origin.entrypoint, (known.origin.request_id, done))
-        tokens: dict[str, list[TokenEvent]] = {}
         for event in output.events:
-            if isinstance(event, TokenEvent):
-                tokens.setdefault(event.request_id, []).append(event)
-        for sequence, events in tokens.items():
-            self.post_tokens(sequence, tuple(events))
+            if isinstance(event, TokensEvent):
+                self.post_tokens(event)
         ended = []
         for event in output.events:
             if isinstance(event, FinishEvent) and (known := self._known.pop(event.request_id, None)) is not None:
@@ -105,8 +102,8 @@ class Sequences:
                 ended.append(event.request_id)
         return ended
 
-    def post_tokens(self, sequence: str, events: tuple[TokenEvent, ...]) -> None:
+    def post_tokens(self, tokens: TokensEvent) -> None:
         """One letter with output tokens."""
-        if (known := self._known.get(sequence)) is not None:
-            letter = Tokens(known.origin.attempt, self._group, events)
+        if (known := self._known.get(tokens.request_id)) is not None:
+            letter = Tokens(known.origin.attempt, self._group, tokens)
             self._outbox.post(known.origin.entrypoint, (known.origin.request_id, letter))

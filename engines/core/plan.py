@@ -11,8 +11,8 @@ from shoal.engines.core.request import (
     FinishReason,
     ImageSpan,
     SamplingParams,
-    TokenEvent,
     TokenLogprobs,
+    TokensEvent,
 )
 from shoal.engines.core.sequence import Sequence
 from shoal.engines.core.verify.estimators import StepTimes
@@ -172,7 +172,8 @@ class StepResult:
     Each of the following is empty (nobody has any) or has one entry an item:
 
     `accepted[i]`: the held drafts that were accepted, in order, at most rows - 1; they come before the sampled token.
-    `logprobs[i]`: of the sampled token. `accepted_logprobs[i]`: of the accepted drafts, one each, or empty.
+    `logprobs[i]`: of the sampled token. `accepted_logprobs[i]`: of the accepted drafts, one each where the sampled
+    token has one, or empty.
     `drafts[i]`: the next drafts, `drafts` ids of the rules, written to `write_slot`; empty = none were made, and the
     next step verifies pads. Of a prefill item only where it completes a prompt of a NORMAL engine.
     `confidences[i]`: raw acceptance confidence of each of the next drafts, 0..1; empty = no confidence head.
@@ -209,7 +210,7 @@ class PromptDone:
     first_token: int
 
 
-Event = TokenEvent | FinishEvent | ChunkDone | PromptDone
+Event = TokensEvent | FinishEvent | ChunkDone | PromptDone
 
 
 @dataclass(frozen=True, slots=True)

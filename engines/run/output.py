@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
-from shoal.engines.core.request import FinishEvent, TokenEvent, TokenState
+from shoal.engines.core.request import FinishEvent, TokensEvent, TokenState
 from shoal.engines.ports import GrainMemory
 
 
@@ -71,7 +71,7 @@ class StepOutput:
     step: int
     kind: StepKind
     rows: int
-    events: tuple[TokenEvent | FinishEvent, ...] = ()
+    events: tuple[TokensEvent | FinishEvent, ...] = ()
     chunks: tuple[ChunkReady, ...] = ()
     prompts: tuple[PromptReady, ...] = ()
     grains: tuple[GrainToSave, ...] = ()

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from shoal.cluster.api.jobs import ChatJob
 from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.entrypoint import EntrypointService
@@ -24,8 +23,7 @@ from shoal.cluster.live.spec import ClusterSpec
 from shoal.engines.core.request import EngineRequest, ImageSpan, SamplingParams
 from shoal.engines.run.bound import WholeSequence
 from shoal.engines.run.load import load_model
-from shoal.engines.run.plain import replay, whole_text
-from shoal.engines.run.sampler import final_logprobs
+from shoal.engines.run.plain import replay
 from shoal.engines.run.vision import VisionRunner
 
 WAIT_S = 60.0
@@ -121,14 +119,6 @@ class World:
         request = EngineRequest("plain", job.token_ids, len(job.token_ids), job.sampling, job.spans)
         truncation = self.spec.cluster.groups[0].engine.truncation
         return [drawn.token_id for drawn in replay(self.model(), request, outputs, rows, truncation)]
-
-    def may_say(self, job: ChatJob, outputs: list[int]) -> bool:
-        """Whether each output is among those that the plain loop may draw at its place, filters and all."""
-        request = EngineRequest("plain", job.token_ids, len(job.token_ids), job.sampling)
-        text = whole_text(request, (*job.token_ids, *outputs[:-1]), {}, self.spec.cluster.groups[0].engine.truncation)
-        logits = self.model().logits_of(text, len(outputs))
-        drawn_from = final_logprobs(logits, [job.sampling] * len(outputs), torch.zeros(len(outputs), dtype=torch.bool))
-        return bool((drawn_from.gather(1, torch.tensor(outputs).unsqueeze(1)) > -torch.inf).all())
 
     # ------------------------------------------------------------ faults and facts
 
