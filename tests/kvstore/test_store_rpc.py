@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,6 +288,29 @@ def test_tokens(tmp_path: Path) -> None:
         assert probe.Check(asked).status == health_pb2.HealthCheckResponse.SERVING
         gateway.server.set_serving(False)
         assert probe.Check(asked).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    gateway.close()
+
+
+def test_tls(tmp_path: Path) -> None:
+    """Who trusts the gateway's certificate gets in; who speaks plain text or trusts another authority does not."""
+    authority, stranger = trustme.CA(), trustme.CA()
+    identity = authority.issue_cert("127.0.0.1")
+    key, [certificate] = identity.private_key_pem.bytes(), [pem.bytes() for pem in identity.cert_chain_pems]
+    gateway = Gateway(tmp_path, Security(("secret",), certificate, key))
+    trusted = authority.cert_pem.bytes()
+    with RemoteStore(gateway.address, "secret", root_certificate=trusted) as remote:
+        assert remote.stats().version == "0.0"
+    with (
+        RemoteStore(gateway.address, "wrong", root_certificate=trusted) as remote,
+        pytest.raises(RemoteStoreError, match="UNAUTHENTICATED"),
+    ):
+        remote.stats()
+    for other in (None, stranger.cert_pem.bytes()):
+        with (
+            RemoteStore(gateway.address, "secret", root_certificate=other, timeout_s=2.0) as remote,
+            pytest.raises(RemoteStoreError, match=r"UNAVAILABLE|DEADLINE_EXCEEDED"),
+        ):
+            remote.stats()
     gateway.close()
 
 
