@@ -251,6 +251,19 @@ def test_an_engine_measures_its_own_steps(narrow_drafting: Model, tmp_path: Path
     assert engine._scheduler._verify.corrections(1)[1] > 0, "no step's times came back to the chooser"
 
 
+def test_a_curve_that_cannot_be_kept_is_measured_and_told(
+    narrow_drafting: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(
+        Role.NORMAL, sequences_max=1, max_model_len=200, drafts=1, verify=VerifyMode.VARLEN,
+        cache=CacheConfig(GRAIN, 64, 4),
+    )  # fmt: skip
+    (tmp_path / "file").write_text("not a directory")
+    engine, _ = build_engine(narrow_drafting, config, curves=KeptCurves(tmp_path / "file", "narrow"))
+    assert engine._scheduler._verify.settings.curve.rows_max == 2
+    assert f"step curves cannot be kept in {tmp_path / 'file'}" in caplog.text
+
+
 def test_generate_with_drafts(toy_dir: Path) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
     prompt = tuple(range(40, 60))
