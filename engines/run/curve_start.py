@@ -14,7 +14,6 @@ import torch
 from shoal.engines.config import EngineConfig
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.verify.curve import StepCurve
-from shoal.engines.core.verify.sizes import graph_sizes
 from shoal.engines.model.batch import Batch
 from shoal.engines.run.bound import BoundModel
 from shoal.engines.run.curve_cache import CurveCache, CurveKey
@@ -24,9 +23,10 @@ from shoal import __version__
 
 logger = logging.getLogger(__name__)
 
-# Fewer than of a captured graph, for an eager step takes as long as hundreds of replays. Times of an eager step lie on
-# a line, nearly, so powers of two show it, and one odd run of three is still dropped.
+# Fewer runs and sizes than of captured graphs, for an eager step takes as long as hundreds of replays. Its times lie on
+# a line, nearly, so powers of four show it; the middle one of three runs counts.
 TIMED_RUNS = 3
+GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def starting_curve(model: BoundModel, config: EngineConfig, kept: KeptCurves | N
     start, and the log says so.
     """
     began_s, rows_max = time.perf_counter(), config.sequences_max * (1 + config.drafts)
-    sizes = graph_sizes(rows_max, step=rows_max)
+    sizes = measured_sizes(rows_max)
     if kept is None:
         how, curve = "measured", _measured(model, config, sizes)
     else:
@@ -55,8 +55,26 @@ def starting_curve(model: BoundModel, config: EngineConfig, kept: KeptCurves | N
     return curve.of_every_row()
 
 
+def step_clock() -> Callable[[], float]:
+    """Seconds that a step computes. On one thread those of the processor, which other processes do not lengthen.
+
+    Engines of one machine start together, and a curve whose large sizes were measured while others still load would
+    say for an hour that drafts are dear.
+    """
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def measured_sizes(rows_max: int) -> tuple[int, ...]:
+    """Increasing sizes from 1 to `rows_max`, each but the last so many times the one before."""
+    sizes = [1]
+    while sizes[-1] * GROWTH < rows_max:
+        sizes.append(sizes[-1] * GROWTH)
+    return tuple(sizes) if rows_max == 1 else (*sizes, rows_max)
+
+
 def _measured(model: BoundModel, config: EngineConfig, sizes: Sequence[int]) -> StepCurve:
-    return measure_curve(sizes, lambda size: run_ms(model, config, size), timed_runs=TIMED_RUNS)
+    clock = step_clock()
+    return measure_curve(sizes, lambda size: run_ms(model, config, size, clock), timed_runs=TIMED_RUNS)
 
 
 def _read_or_measured(
@@ -87,7 +105,7 @@ def _alone(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def run_ms(model: BoundModel, config: EngineConfig, size: int, clock: Callable[[], float] = time.perf_counter) -> float:
+def run_ms(model: BoundModel, config: EngineConfig, size: int, clock: Callable[[], float]) -> float:
     """Milliseconds of one forward of `size` rows with logits, by the sequences that a step of full drafts would have.
 
     Their ids are random, so that rows spread over experts as text does.

@@ -19,7 +19,7 @@ from shoal.engines.model.decoder import Model
 from shoal.engines.model.numerics import Mode
 from shoal.engines.run.bound import BoundModel
 from shoal.engines.run.constraints import Constraints
-from shoal.engines.run.curve_start import KeptCurves, starting_curve
+from shoal.engines.run.curve_start import KeptCurves, starting_curve, step_clock
 from shoal.engines.run.draft_pool import DraftPool
 from shoal.engines.run.drafting import Drafting, Limits
 from shoal.engines.run.engine import Engine
@@ -80,7 +80,7 @@ def build_engine(
         verify = VerifyLengths(VerifySettings(VerifyMode.VARLEN, drafts, config.sequences_max, curve))
     scheduler = StepScheduler(config, model.config.eos_token_id, rules, verify)
     constraints = Constraints(model.config.text.vocab_size, model.config.eos_token_id, scheduler.rules.drafts)
-    runner = Runner(bound, memory, images, constraints, drafting)
+    runner = Runner(bound, memory, images, constraints, drafting, step_clock())
     return Engine(config, scheduler, runner, memory, images, saves_grains, constraints), memory
 
 

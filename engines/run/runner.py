@@ -52,7 +52,8 @@ class TokenModel(Protocol):
 class Runner:
     """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`.
 
-    With `drafting`, decode steps verify drafts and make the next ones; each is timed by `clock` (seconds).
+    With `drafting`, decode steps verify drafts and make the next ones; each is timed by `clock` (seconds), on the
+    thread that calls `run`.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Drafts change how many steps an answer takes, never a greedy token: whatever is accepted, cut, moved or preempted."""
 
 import dataclasses
+import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -252,8 +253,9 @@ def test_an_engine_measures_its_own_steps(narrow_drafting: Model, tmp_path: Path
 
 
 def test_a_curve_that_cannot_be_kept_is_measured_and_told(
-    narrow_drafting: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    narrow_drafting: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # an actor in this process may have ended it
     config = EngineConfig(
         Role.NORMAL, sequences_max=1, max_model_len=200, drafts=1, verify=VerifyMode.VARLEN,
         cache=CacheConfig(GRAIN, 64, 4),
