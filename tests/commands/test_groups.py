@@ -16,7 +16,7 @@ QUESTIONS = ("Tell me about number 3.", "What is the opposite of rich?")
 
 def ask(shell: Shell, text: str, on_words: Callable[[], None] = lambda: None, **fields: Any) -> str:
     body = {
-        "model": "shoal-toy", "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 48,
+        "model": "shoal-toy", "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 28,
         "stream": True,
     } | fields  # fmt: skip
     answer = ""
@@ -24,7 +24,7 @@ def ask(shell: Shell, text: str, on_words: Callable[[], None] = lambda: None, **
         for line in reply.iter_lines():
             if line.startswith("data: {"):
                 answer += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
-                if len(answer) > 16:
+                if len(answer) > 8:
                     on_words()
     return answer
 
@@ -38,7 +38,7 @@ def test_ranks_share_out_experts_and_a_killed_one_is_replaced_with_its_group(she
     done = shell.run("up", shell.manifest("groups"), "--detach")
     assert done.returncode == 0, done.stderr
     for text in QUESTIONS:
-        assert ask(shell, text) == "".join(generate_text("builtin:toy", text, 48, temperature=0.0, seed=1))
+        assert ask(shell, text) == "".join(generate_text("builtin:toy", text, 28, temperature=0.0, seed=1))
     calm = [ask(shell, text, ignore_eos=True) for text in QUESTIONS]
     before, killed = members(shell), threading.Event()
     assert {name for name in before if name.startswith(("prefill/", "decode/"))} == {
