@@ -29,6 +29,9 @@ class EchoModel:
         self.memory = memory
         self.seen: list[int] = []
 
+    def join(self) -> None:
+        """A rank alone joins nobody."""
+
     def forward(self, batch: Batch) -> torch.Tensor:
         self.seen.append(int(self.memory.slots[1, 0]))
         ends = torch.tensor(batch.q_lens).cumsum(0) - 1
