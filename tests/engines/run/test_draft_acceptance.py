@@ -56,6 +56,9 @@ class Chain:
     def logits(self, hidden: Tensor) -> Tensor:
         return CHAIN[hidden]
 
+    def join(self) -> None:
+        pass
+
     def draft(self, golden: Tensor, positions: Tensor, slots: Tensor, choice: DraftChoice) -> DraftBlock:
         tokens, logits = [golden], []
         for number in range(BLOCK):
