@@ -56,9 +56,6 @@ class Chain:
     def logits(self, hidden: Tensor) -> Tensor:
         return CHAIN[hidden]
 
-    def join(self) -> None:
-        pass
-
     def draft(self, golden: Tensor, positions: Tensor, slots: Tensor, choice: DraftChoice) -> DraftBlock:
         tokens, logits = [golden], []
         for number in range(BLOCK):

@@ -30,9 +30,6 @@ class EchoModel:
         self.seen: list[int] = []
         self.joined = 0
 
-    def join(self) -> None:
-        """A rank alone joins nobody."""
-
     def forward(self, batch: Batch) -> torch.Tensor:
         self.seen.append(int(self.memory.slots[1, 0]))
         ends = torch.tensor(batch.q_lens).cumsum(0) - 1
