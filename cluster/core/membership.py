@@ -327,8 +327,7 @@ class Membership:
         config = self._config
         effects += [Stop(life.group, reason), Lost(life.group, life.role, reason)]
         mates = self._mates(life)
-        life.losses_us.append(now_us)
-        life.reason = reason
+        life.losses_us, life.reason = [*life.losses_us, now_us], reason
         if life.failed_often(config, now_us):
             life.state, life.deadline_us = MemberState.FAILED, now_us + config.restarts_window_us
         else:
