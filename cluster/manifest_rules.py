@@ -71,6 +71,11 @@ def _role(name: str, role: Prefill | Decode | Normal) -> Iterator[Problem]:
     yield from _least(f"{name}.dp", role.dp, 1, "the ranks of a group; 1 is a group of one")
     if role.dp > RANKS_MAX:
         yield Problem(f"{name}.dp", role.dp, f"must be at most {RANKS_MAX}", "give more groups")
+    yield from _least(f"{name}.extra_experts", role.extra_experts, 0, "write 0 for no copies")
+    if role.extra_experts and role.dp == 1:
+        remedy = "write 0, or more ranks: a rank has no use for a second copy"
+        yield Problem(f"{name}.extra_experts", role.extra_experts, "has no meaning with dp = 1", remedy)
+    yield from _least(f"{name}.rebalance_every", role.rebalance_every, 0, "write 0 to leave experts where they are")
     yield from _least(f"{name}.sequences_max", role.sequences_max, 1, "an engine runs at least one sequence")
     for pool in ("blocks", "slots"):
         count = getattr(role, pool)
@@ -209,10 +214,8 @@ def _not_run(m: Manifest) -> Iterator[Problem]:
         if role.verify == "varlen" and role.dp > 1:
             remedy = "write full, or dp: 1: a group's ranks would have to time their steps together"
             yield Problem(f"{name}.verify", role.verify, f"{rule} with dp = {role.dp}", remedy)
-        for field, off in (("zos", False), ("extra_experts", 0)):
-            if getattr(role, field) != off:
-                word = "false" if off is False else off
-                yield Problem(f"{name}.{field}", getattr(role, field), rule, f"write {word}")
+        if role.zos:
+            yield Problem(f"{name}.zos", role.zos, rule, "write false")
     if m.scaling.policy != "off":
         yield Problem("scaling.policy", m.scaling.policy, rule, "write off; shoal keeps the groups asked for")
     for field in ("slo", "prefill", "decode"):

@@ -35,11 +35,17 @@ class Truncation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prefill(Struct, frozen=True, forbid_unknown_fields=True):
-    """PROMPT groups. `blocks` and `slots` are pool sizes (auto: what `sequences_max` full-length sequences need)."""
+    """PROMPT groups. `blocks` and `slots` are pool sizes (auto: what `sequences_max` full-length sequences need).
+
+    A group has `dp` ranks, over which its experts are shared out (`ep`). Each holds `extra_experts` copies of busy
+    ones, and every `rebalance_every` steps (0: never) it is seen anew which those are and where all should lie.
+    """
 
     groups: int
     dp: int = 1
     ep: int = 1
+    extra_experts: int = 0
+    rebalance_every: int = 1_000
     sequences_max: int = 8
     step_tokens_max: int = 2048
     step_time_budget: str = "off"
@@ -59,6 +65,7 @@ class Decode(Struct, frozen=True, forbid_unknown_fields=True):
     verify: Literal["full", "varlen"] = "full"
     zos: bool = False
     extra_experts: int = 0
+    rebalance_every: int = 10_000
     blocks: int | Auto = "auto"
     slots: int | Auto = "auto"
 
@@ -77,6 +84,7 @@ class Normal(Struct, frozen=True, forbid_unknown_fields=True):
     verify: Literal["full", "varlen"] = "full"
     zos: bool = False
     extra_experts: int = 0
+    rebalance_every: int = 10_000
     blocks: int | Auto = "auto"
     slots: int | Auto = "auto"
 

@@ -32,13 +32,16 @@ from shoal.engines.core.layout import blocks_needed, slots_count
 class GroupSpec:
     """One rank to run: member name `<role>/<index>` in membership, with its engine's configuration.
 
-    Each `ranks` members in a row are one group, which steps together and shares out its experts.
+    Each `ranks` members in a row are one group, which steps together and shares out its experts: each rank holds
+    `extra_experts` copies, and every `rebalance_every` steps they are laid out anew.
     """
 
     name: str
     role: str
     engine: EngineConfig
     ranks: int = 1
+    extra_experts: int = 0
+    rebalance_every: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +185,9 @@ def _groups(manifest: Manifest, facts: Facts) -> tuple[GroupSpec, ...]:
     ):
         if section is not None:
             engine = _engine(role, section, manifest, facts)
-            count, ranks = section.groups * section.dp, section.dp
-            specs += [GroupSpec(f"{name}/{index}", name, engine, ranks) for index in range(count)]
+            shape = (section.dp, section.extra_experts, section.rebalance_every)
+            count = section.groups * section.dp
+            specs += [GroupSpec(f"{name}/{index}", name, engine, *shape) for index in range(count)]
     return tuple(specs)
 
 

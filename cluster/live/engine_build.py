@@ -13,10 +13,15 @@ from shoal.cluster.live.pace import Alone, Pace, Together
 from shoal.cluster.live.rank_meeting import RankMeeting
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.surroundings import Members, Surroundings
+from shoal.cluster.resolve import GroupSpec
 from shoal.cluster.transfer import Transfer
+from shoal.engines.config import Role
+from shoal.engines.core.experts.timing import Counting, TimingConfig
 from shoal.engines.grammar.compiler import GrammarCompiler
+from shoal.engines.model.decoder import Model
 from shoal.engines.run.curve_start import KeptCurves
 from shoal.engines.run.engine import Engine
+from shoal.engines.run.expert_balance import BalanceConfig, ExpertBalance
 from shoal.engines.run.group_steps import GroupSteps
 from shoal.engines.run.grouped_experts import share_experts
 from shoal.engines.run.load import build_engine, grammar_compiler, implementations, load_model
@@ -33,6 +38,7 @@ class Built:
     transfer: Transfer | None
     implementations: Mapping[str, str]
     compiler: GrammarCompiler | None = None
+    balance: ExpertBalance | None = None
 
 
 async def open_parts(
@@ -44,7 +50,9 @@ async def open_parts(
     built = await loop.run_in_executor(None, place.build, spec, group, ranks)
     pace: Pace = Alone()
     if ranks is not None:
-        pace = Together(GroupSteps(ranks), lambda vote: loop.call_soon_threadsafe(meeting.wake_others, vote))
+        pace = Together(
+            GroupSteps(ranks, built.balance), lambda vote: loop.call_soon_threadsafe(meeting.wake_others, vote)
+        )
     return EngineParts(spec, group, directory, built, place.end, pace)
 
 
@@ -54,12 +62,23 @@ def build(
     """A rank's engine from the checkpoint; its memory is registered with the transfer of its agent name."""
     config = spec.engine(role_of(group))
     model = load_model(Path(spec.model_dir), with_drafter=config.drafts > 0)
+    balance = None
     if ranks is not None:
-        model = share_experts(model, ranks)
+        model, balance = in_group(model, spec.group(role_of(group)), ranks)
     curves = KeptCurves(Path(spec.run_dir) / "curves", spec.revision)
     engine, memory = build_engine(model, config, saves_grains=spec.cluster.store is not None, curves=curves)
     transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
-    return Built(engine, memory, transfer, implementations(model), grammar_compiler(Path(spec.model_dir), model))
+    compiler = grammar_compiler(Path(spec.model_dir), model)
+    return Built(engine, memory, transfer, implementations(model), compiler, balance)
+
+
+def in_group(model: Model, group: GroupSpec, ranks: Collectives) -> tuple[Model, ExpertBalance]:
+    """The model of one rank, which keeps its share of the experts, and what keeps the shares equal."""
+    shared = share_experts(model, ranks, group.extra_experts * group.ranks)
+    every = group.rebalance_every
+    counting = Counting.DECODE if group.engine.role is Role.NORMAL else Counting.EVERY_STEP
+    timing = TimingConfig(min(every, max(1, every // 10)), every, counting)
+    return shared.model, ExpertBalance(ranks, shared.experts, shared.bank, shared.placement, BalanceConfig(timing))
 
 
 def registered(transfer_of: Callable[[str], Transfer], group: GroupRef, memory: DeviceMemory) -> Transfer:

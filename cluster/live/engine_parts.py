@@ -74,6 +74,7 @@ class EngineParts:
         self._rate, self._drafts = Rate(), DraftCounts()
         self._known_s: dict[str, float] = {}
         self.implementations = built.implementations
+        self._balance = built.balance
         self.outbox = Outbox()
         self.sequences = Sequences(group, self.outbox)
         self._reports = Reports(spec, group, self.sequences)
@@ -358,7 +359,8 @@ class EngineParts:
         saver = self._saver
         grammars = {f"grammars_{what}": count for what, count in self._grammars.counts.items()}
         saves = {"grains_dropped": saver.dropped if saver else 0, "saves_failed": saver.failed if saver else 0}
-        return {**grammars, **self._drafts.counts(), **saves}
+        experts = self._balance.counters() if self._balance else {}
+        return {**grammars, **self._drafts.counts(), **saves, **experts}
 
 
 def _at(state: TokenState) -> EngineRequest:

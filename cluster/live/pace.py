@@ -6,6 +6,7 @@ from typing import Protocol
 from shoal.engines.core.plan import StepKind
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.group_steps import GroupSteps
+from shoal.engines.run.output import StepOutput
 
 
 class Pace(Protocol):
@@ -23,6 +24,10 @@ class Pace(Protocol):
         """Whether to step, and the kind that was voted for (None: the engine decides)."""
         ...
 
+    def stepped(self, output: StepOutput) -> None:
+        """The step has been computed."""
+        ...
+
 
 class Alone:
     """A group of one rank."""
@@ -37,6 +42,9 @@ class Alone:
     def verdict(self, engine: Engine, now_us: int) -> tuple[bool, StepKind | None]:
         """See Pace."""
         return True, None
+
+    def stepped(self, output: StepOutput) -> None:
+        """Nothing follows."""
 
 
 class Together:
@@ -67,3 +75,7 @@ class Together:
         kind = self._steps.agree(engine, now_us)
         self._is_awake = kind is not None
         return self._is_awake, kind
+
+    def stepped(self, output: StepOutput) -> None:
+        """See Pace. Experts may move; raises GroupBrokenError, ExpertMoveError."""
+        self._steps.stepped(output.kind)

@@ -102,6 +102,7 @@ class StepLoop:
             self._step_began_s = monotonic_s()
             output = self._engine.step(now_us(), kind)
             self._engine.step_took(1e6 * self.step_s)
+            self._pace.stepped(output)
             if output:
                 self._loop.call_soon_threadsafe(self._deliver, output)
         self._step_began_s = 0.0

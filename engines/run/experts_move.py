@@ -18,6 +18,7 @@ from shoal.engines.core.experts.placement import REPLICA_STRIDE, Placement
 from shoal.engines.core.experts.schedule import Batch, Piece, schedule
 from shoal.engines.model.moe import Expert, MoeWeights
 from shoal.engines.model.numerics import Linear
+from shoal.engines.run.rank_group import Collectives
 from torch import Tensor
 
 
@@ -92,10 +93,10 @@ class ExpertMover:
     """Carries a rank's bank from one placement to the next. `placement` is what all ranks compute with just now."""
 
     def __init__(
-        self, bank: ExpertBank, placement: Placement, group: dist.ProcessGroup, step_bytes_max: int, wait_s: float
+        self, bank: ExpertBank, placement: Placement, group: Collectives, step_bytes_max: int, wait_s: float
     ) -> None:
         """`wait_s`: the longest `step` waits for its peers. Group rank and rank of the bank must be one."""
-        assert dist.get_rank(group) == bank.rank, f"group rank {dist.get_rank(group)} moves the bank of {bank.rank}"
+        assert group.rank == bank.rank, f"group rank {group.rank} moves the bank of {bank.rank}"
         self.placement = placement
         self._bank, self._group = bank, group
         self._step_bytes_max, self._wait_s = step_bytes_max, wait_s
@@ -152,14 +153,11 @@ class ExpertMover:
             move, span = piece.transfer, slice(piece.first, piece.first + piece.length)
             if move.sender == rank:
                 bytes_ = self._bank.bytes[batch.layer, move.source - rank * size, span]
-                work = dist.isend(bytes_, group=self._group, group_dst=move.receiver, tag=tag)
+                work = self._group.send(bytes_, move.receiver, tag)
             elif move.receiver == rank:
-                work = dist.irecv(
-                    self._spare[move.target - rank * size, span], group=self._group, group_src=move.sender, tag=tag
-                )
+                work = self._group.receive(self._spare[move.target - rank * size, span], move.sender, tag)
             else:
                 continue
-            assert work is not None, f"rank {rank} is not in the group it moves experts in"
             self._posted.append((work, piece))
 
     def _wait(self, batch: Batch) -> None:

@@ -5,6 +5,7 @@ from shoal.engines.config import Role
 from shoal.engines.core.plan import Ballot, StepKind
 from shoal.engines.core.vote import decide
 from shoal.engines.run.engine import Engine
+from shoal.engines.run.expert_balance import ExpertBalance
 from shoal.engines.run.rank_group import Collectives
 from torch import Tensor
 
@@ -14,9 +15,14 @@ ROLES = tuple(Role)
 class GroupSteps:
     """One rank's part in the votes. `votes` counts them: it is the same on all ranks between two steps."""
 
-    def __init__(self, group: Collectives) -> None:
-        self._group = group
+    def __init__(self, group: Collectives, balance: ExpertBalance | None = None) -> None:
+        self._group, self._balance = group, balance
         self.votes = 0
+
+    def stepped(self, kind: StepKind) -> None:
+        """All ranks have computed a step; experts may move before the next. Raises GroupBrokenError."""
+        if self._balance is not None:
+            self._balance.after_step(kind is StepKind.PREFILL)
 
     def agree(self, engine: Engine, now_us: int) -> StepKind | None:
         """The next step of all ranks, or None while no rank has work: then nobody steps. Waits for all ranks.

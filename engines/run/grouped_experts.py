@@ -6,8 +6,11 @@ ranks there are, and what the others run, changes no answer.
 """
 
 import dataclasses
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from shoal.engines.core.experts.placement import REPLICA_STRIDE, Placement, extra_places
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.moe import MoeWeights, Routing, run_experts
@@ -15,6 +18,8 @@ from shoal.engines.model.numerics import Numerics
 from shoal.engines.run.experts_move import ExpertBank, GateTables
 from shoal.engines.run.rank_group import Collectives
 from torch import Tensor
+
+Int64 = NDArray[np.int64]
 
 
 class GroupedExperts:
@@ -25,6 +30,20 @@ class GroupedExperts:
         self._group, self._bank, self._limit = group, bank, limit
         self._size, self._layers = placement.size, placement.layers
         self._tables = GateTables.of(placement)
+        self._experts = placement.expert_count
+        self._own = np.zeros((placement.layers, self._experts), np.int64)
+        self._ranks = np.zeros((placement.layers, group.size), np.int64)
+
+    def use(self, placement: Placement) -> None:
+        """Ask experts where they lie now; on all ranks between the same two steps."""
+        self._tables = GateTables.of(placement)
+
+    def take_counts(self) -> tuple[Int64, Int64]:
+        """Rows since the last call: this rank's for each expert [layers, experts], and what each rank computed for all
+        of them [layers, ranks]."""
+        taken = self._own, self._ranks
+        self._own, self._ranks = np.zeros_like(self._own), np.zeros_like(self._ranks)
+        return taken
 
     def run(
         self, layer: int, numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float
@@ -33,6 +52,7 @@ class GroupedExperts:
         flat = routing.choice.flatten()
         order = torch.argsort(flat, stable=True)
         rows = order.div(routing.choice.shape[1], rounding_mode="floor")
+        self._own[layer] += torch.bincount(flat, minlength=self._experts).numpy()
         places = self._places(layer, flat[order], rows)
         travel = torch.argsort(places, stable=True)  # by rank, and by expert within one
         parts = self._compute(
@@ -59,6 +79,7 @@ class GroupedExperts:
         ranks = self._group.size
         sent = torch.bincount(places.div(self._size, rounding_mode="floor"), minlength=ranks)
         matrix = self._group.all_gather(sent)
+        self._ranks[layer] += matrix.sum(0).numpy()
         received, outgoing = matrix[:, self._group.rank].tolist(), sent.tolist()
         # A place is a small number, exact in any float: it travels beside its row and weight.
         load = torch.cat((x, weights.unsqueeze(1).to(x.dtype), places.unsqueeze(1).to(x.dtype)), dim=1)
@@ -76,16 +97,27 @@ class GroupedExperts:
         return self._group.exchange(outputs, received, outgoing)
 
 
-def share_experts(model: Model, group: Collectives, extra: int = 0) -> Model:
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The model of one rank of a group, and what its trunk's experts are made of."""
+
+    model: Model
+    experts: GroupedExperts
+    bank: ExpertBank
+    placement: Placement
+
+
+def share_experts(model: Model, group: Collectives, extra: int = 0) -> Shared:
     """The model of one rank of a group, which keeps its own share of the trunk's experts and no others.
 
     At least `extra` places hold copies, more where all would not divide evenly over the ranks. Raises ValueError if
     there are more ranks than places without two copies on one rank.
     """
     layers = model.trunk.layers
-    experts = len(layers[0].moe.experts)
-    placement = Placement.start(len(layers), experts, extra_places(experts, extra, group.size), group.size)
+    count = len(layers[0].moe.experts)
+    placement = Placement.start(len(layers), count, extra_places(count, extra, group.size), group.size)
     bank = ExpertBank([layer.moe for layer in layers], placement, group.rank)
     without = tuple(dataclasses.replace(layer, moe=dataclasses.replace(layer.moe, experts=())) for layer in layers)
-    grouped = GroupedExperts(group, bank, placement, model.config.text.swiglu_limit)
-    return dataclasses.replace(model, trunk=dataclasses.replace(model.trunk, layers=without), experts=grouped)
+    experts = GroupedExperts(group, bank, placement, model.config.text.swiglu_limit)
+    trunk = dataclasses.replace(model.trunk, layers=without)
+    return Shared(dataclasses.replace(model, trunk=trunk, experts=experts), experts, bank, placement)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 MEET_S = 60.0
 
@@ -39,6 +39,14 @@ class Collectives(Protocol):
         this rank, by rank. Raises GroupBrokenError."""
         ...
 
+    def send(self, data: Tensor, to: int, tag: int) -> dist.Work:
+        """Begin to send bytes that stay as they are until the work is done; beside everything else that goes on."""
+        ...
+
+    def receive(self, into: Tensor, source: int, tag: int) -> dist.Work:
+        """Begin to receive what `source` sends under the same tag."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
@@ -56,7 +64,7 @@ class GlooGroup:
     No process-wide state: several groups, and several ranks of one, may live in one process.
     """
 
-    def __init__(self, meeting: Meeting, store: TCPStore, wait_s: float) -> None:
+    def __init__(self, meeting: Meeting, store: Store, wait_s: float) -> None:
         """Meet the others; raises GroupBrokenError if they do not come within MEET_S."""
         self._rank, self._size = meeting.rank, meeting.size
         try:
@@ -99,6 +107,16 @@ class GlooGroup:
         arrived = rows.new_empty((sum(received), rows.shape[1]))
         self._wait(self._group.alltoall_base(arrived, rows.contiguous(), list(received), list(sent)))
         return arrived
+
+    def send(self, data: Tensor, to: int, tag: int) -> dist.Work:
+        """See Collectives."""
+        work: dist.Work = self._group.send([data], to, tag)
+        return work
+
+    def receive(self, into: Tensor, source: int, tag: int) -> dist.Work:
+        """See Collectives."""
+        work: dist.Work = self._group.recv([into], source, tag)
+        return work
 
     def _wait(self, work: dist.Work) -> None:
         try:

@@ -20,7 +20,7 @@ class StuckEngine:
         """Have something to do."""
         self.has_work = True
 
-    def step(self, now_us: int) -> None:
+    def step(self, now_us: int, verdict: None) -> None:
         """Wait, and say nothing."""
         assert self.may_end.wait(10)
         self.has_work = False
@@ -55,7 +55,7 @@ def test_what_follows_a_call_comes_before_the_output_of_a_later_step() -> None:
     class BusyEngine:
         has_work = False
 
-        def step(self, now_us: int) -> str:
+        def step(self, now_us: int, verdict: None) -> str:
             self.has_work = False
             return "output"
 

@@ -129,7 +129,10 @@ RULES = [
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, zos: true}"),
      "decode.zos = true is not run by this version; write false"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, extra_experts: 1}"),
-     "decode.extra_experts = 1 is not run by this version; write 0"),
+     "decode.extra_experts = 1 has no meaning with dp = 1; write 0, or more ranks: a rank has no use for a second "
+     "copy"),
+    (PD.replace("decode: {groups: 1}", "decode: {groups: 1, dp: 2, ep: 2, rebalance_every: -1}"),
+     "decode.rebalance_every = -1 must be at least 0; write 0 to leave experts where they are"),
     (PD + "api: {grpc: '127.0.0.1:8001'}\n",
      "api.grpc = 127.0.0.1:8001 serves the store, and there is none; give store, or write null"),
     (PD + "api: {grpc: ':8001'}\n",

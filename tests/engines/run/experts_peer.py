@@ -13,6 +13,7 @@ from shoal.engines.core.experts.traffic import TrafficShape, windows
 from shoal.engines.model.moe import MoeWeights
 from shoal.engines.run.experts_move import ExpertBank, ExpertMoveError, ExpertMover
 from shoal.engines.run.load import load_model
+from shoal.engines.run.rank_group import GlooGroup, Meeting
 
 RANKS, SPARE = 2, 2
 WAIT_S = 60.0
@@ -38,13 +39,10 @@ def targets(layers: int, experts: int) -> list[Placement]:
     return [one, solve(second, one), start, Placement.of(inside, RANKS, experts)]
 
 
-def join(rank: int, rendezvous: str) -> dist.ProcessGroup:
+def join(rank: int, rendezvous: str) -> GlooGroup:
     """The group of all ranks."""
     torch.set_num_threads(1)
-    store = dist.FileStore(rendezvous, RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=WAIT_S))
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD
+    return GlooGroup(Meeting("", 0, rank, RANKS), dist.FileStore(rendezvous, RANKS), WAIT_S)
 
 
 def move_and_compare(rank: int, rendezvous: str, directory: str, budgets: list[int], report: str) -> None:
@@ -67,8 +65,7 @@ def move_and_compare(rank: int, rendezvous: str, directory: str, budgets: list[i
         told.append(changed)
     assert bank.bytes.data_ptr() == address
     Path(f"{report}.{rank}").write_text(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
+    group.all_gather(torch.zeros(1))  # nobody leaves before all have what they were sent
 
 
 def wait_for_a_silent_peer(rank: int, rendezvous: str, directory: str, report: str) -> None:

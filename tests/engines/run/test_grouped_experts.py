@@ -8,10 +8,12 @@ import pytest
 import torch
 from engine_world import Rank, World
 from shoal.engines.config import Role
+from shoal.engines.core.experts.timing import TimingConfig
 from shoal.engines.core.plan import Ballot
 from shoal.engines.core.request import FinishReason, SamplingParams
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.moe import MoeRules, route, run_moe
+from shoal.engines.run.expert_balance import BalanceConfig, ExpertBalance
 from shoal.engines.run.group_steps import GroupSteps, from_row, to_row
 from shoal.engines.run.grouped_experts import share_experts
 from shoal.engines.run.rank_group import GlooGroup, GroupBrokenError, Meeting
@@ -60,7 +62,7 @@ def test_every_row_gets_the_sum_that_one_rank_gives_it(narrow: Model, size: int,
 
     @torch.inference_mode()
     def work(group: GlooGroup) -> list[torch.Tensor]:
-        model = share_experts(narrow, group, extra)
+        model = share_experts(narrow, group, extra).model
         found = []
         for round_ in range(len(counts)):
             x = batch(round_, group.rank)
@@ -101,7 +103,7 @@ def test_normal_ranks_answer_as_one_does(narrow_drafting: Model, size: int, draf
     ends: dict[int, list[str]] = {}
 
     def work(group: GlooGroup) -> None:
-        world = World(share_experts(model, group), KEEP, GRAIN, seed=group.rank)
+        world = World(share_experts(model, group).model, KEEP, GRAIN, seed=group.rank)
         rank = world.rank(Role.NORMAL, step_tokens_max=64, drafts=drafts)
         requests = [
             world.request(f"r{i}", length, SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True))
@@ -124,7 +126,7 @@ def test_a_prompt_group_and_a_completion_group(narrow: Model) -> None:
     prompts, waiting = {}, threading.Barrier(2)
 
     def prefill(group: GlooGroup) -> None:
-        world = World(share_experts(narrow, group), KEEP, GRAIN, seed=group.rank)
+        world = World(share_experts(narrow, group).model, KEEP, GRAIN, seed=group.rank)
         rank = world.rank(Role.PROMPT, step_tokens_max=48)
         request = world.request(
             f"r{group.rank}", 30 + 40 * group.rank, SamplingParams(0.0, max_tokens=6, ignore_eos=True)
@@ -135,7 +137,7 @@ def test_a_prompt_group_and_a_completion_group(narrow: Model) -> None:
 
     def decode(group: GlooGroup) -> None:
         world, source, request = prompts[group.rank]
-        world.model = share_experts(narrow, group)
+        world.model = share_experts(narrow, group).model
         rank = world.rank(Role.COMPLETION)
         world.hand_off(source, rank, request.request_id)
         waiting.wait(WAIT_S)
@@ -162,3 +164,34 @@ def test_a_ballot_travels_whole() -> None:
         row = to_row(ballot, has_work=True)
         assert from_row(row) == ballot
         assert row[0] == 1
+
+
+def test_experts_move_while_ranks_serve_and_no_answer_changes(narrow: Model) -> None:
+    """Busy experts get copies and others other ranks, between the steps, and all ranks do alike."""
+    found: dict[int, tuple[dict[str, int], float]] = {}
+
+    def work(group: GlooGroup) -> None:
+        shared = share_experts(narrow, group, extra=2)
+        timing = TimingConfig(window=10, interval=24)
+        balance = ExpertBalance(group, shared.experts, shared.bank, shared.placement, BalanceConfig(timing, 200_000))
+        world = World(shared.model, KEEP, GRAIN, seed=3 + group.rank)
+        rank = world.rank(Role.NORMAL, step_tokens_max=64)
+        sampling = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True)
+        requests = [world.request(f"r{i}", 30, sampling) for i in range(2)]
+        for request in requests:
+            world.submit(rank, request)
+        steps = GroupSteps(group, balance)
+        while (verdict := steps.agree(rank.engine, now_us=len(rank.outputs))) is not None:
+            steps.stepped(rank.step(verdict).kind)
+        counts = balance.counters()
+        assert counts["experts_layers_changed"] >= len(narrow.trunk.layers)
+        assert counts["experts_rows_busiest"] * group.size >= counts["experts_rows_all"]
+        world.model = narrow
+        for request in requests:
+            world.check(request, rank.tokens[request.request_id])
+        found[group.rank] = (counts, balance.moe_lb)
+
+    together(2, work)
+    assert found[0] == found[1], "ranks see the same loads and do the same"
+    assert found[0][0]["experts_rearranged"] >= 2
+    assert found[0][1] >= 1.0
