@@ -15,12 +15,12 @@ whose last object has gone is listed by `freed` until its deletion is confirmed.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from shoal.kvstore.config import IndexConfig
 from shoal.kvstore.core.orphans import Orphans, needed_key
+from shoal.kvstore.core.pins import Pins
 from shoal.kvstore.core.records import IndexUsage, Kind, Located, Match, StripeRecord, TableEntry, TrafficClass
 
 
@@ -64,11 +64,6 @@ class _Stripe:
         self.live = 0
 
 
-def first_pin(boot_id: str) -> int:
-    """Pins of this life are numbered from here: a release that was meant for an earlier life's pin finds none."""
-    return int.from_bytes(sha256(boot_id.encode()).digest()[:5]) << 22  # room for 4 M pins in any quick succession
-
-
 class StoreIndex:
     """The state machine. `now_us` must not run backwards; a smaller value is taken as the latest seen."""
 
@@ -85,8 +80,7 @@ class StoreIndex:
         # Only first grains: none behind one is older, and past its age no match goes through it.
         self._ages: list[tuple[int, bytes]] = []  # (created, key)
         self._overdue: list[tuple[int, bytes]] = []  # past their age but pinned
-        self._pins: dict[int, tuple[_Grain, str]] = {}
-        self._pin_count = first_pin(boot_id)
+        self._pins: Pins[_Grain] = Pins(boot_id)
         self._anchor_count = 0
         self._live_bytes = 0
         self._freed_bytes = 0
@@ -110,22 +104,24 @@ class StoreIndex:
             usable = usable.parent
         return Match(deepest.depth + 1, 0 if usable is None else usable.depth + 1, self._boot_id)
 
-    def locate(self, keys: Sequence[bytes], owner: str, now_us: int) -> Located:
-        """Pin the longest stored prefix of `keys` for `owner` and say where it lies; end it with `release`."""
+    def locate(self, keys: Sequence[bytes], owner: str, hold_us: int, now_us: int) -> Located:
+        """Pin the longest stored prefix of `keys` for `owner` and say where it lies; end it with `release`.
+
+        A pin nobody releases ends after `hold_us`: by then its reader has given up.
+        """
         self.expire(now_us)
         deepest = self._deepest(keys)
         if deepest is None:
             return Located(0, (), (), (), (), self._boot_id)
         self._touch(deepest, None)
-        self._pin_count += 1
         deepest.pins += 1
-        self._pins[self._pin_count] = (deepest, owner)
+        pin = self._pins.add(deepest, owner, self._now_us, hold_us)
         grains = deepest.path()
         anchors = [(count, grain.anchor) for count, grain in enumerate(grains, 1) if grain.anchor is not None]
         order = dict.fromkeys((*(g.stripe for g in grains), *(stripe for _, stripe in anchors)))
         places = {stripe: place for place, stripe in enumerate(order)}
         return Located(
-            self._pin_count,
+            pin,
             tuple(places[grain.stripe] for grain in grains),
             tuple(count for count, _ in anchors),
             tuple(places[stripe] for _, stripe in anchors),
@@ -135,7 +131,7 @@ class StoreIndex:
 
     def release(self, pin: int) -> bool:
         """End a pin; False if it is unknown (already released, or of an earlier boot)."""
-        grain, _ = self._pins.pop(pin, (None, ""))
+        grain = self._pins.release(pin)
         if grain is None:
             return False
         assert grain.pins > 0, f"grain {grain.key.hex()} released more often than pinned"
@@ -147,12 +143,11 @@ class StoreIndex:
 
     def owners(self) -> frozenset[str]:
         """Everybody who holds a pin."""
-        return frozenset(name for _, name in self._pins.values())
+        return self._pins.owners()
 
     def release_owner(self, owner: str) -> int:
         """End every pin of an owner that is gone (its process ended, so no read of its can be under way)."""
-        pins = [pin for pin, (_, name) in self._pins.items() if name == owner]
-        return sum(self.release(pin) for pin in pins)
+        return sum(self.release(pin) for pin in self._pins.of(owner))
 
     def insert(self, record: StripeRecord, now_us: int) -> int:
         """Offer the objects of a durable stripe; returns how many are new. Evicts to hold the capacity.
@@ -181,9 +176,12 @@ class StoreIndex:
     def expire(self, now_us: int) -> int:
         """Forget what is past its time to live or maximum age; the number of grains. Amortised O(log n) a grain.
 
-        Pinned grains, and those before them, stay until released and the next call.
+        Pins past their end are released first. Pinned grains, and those before them, stay until released and the
+        next call.
         """
         self._now_us = now_us = max(self._now_us, now_us)
+        for pin in self._pins.overdue(now_us):
+            self.release(pin)
         gone = 0
         while self._ages and self._ages[0][0] + self._config.ttl.max_age_us <= now_us:
             created_us, key = heappop(self._ages)

@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 from shoal.kvstore.config import IndexConfig, TtlConfig
 from shoal.kvstore.core.index import StoreIndex
+from shoal.kvstore.core.pins import HOLD_US_MAX, Pins
 from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficClass
 
 TTL = TtlConfig(agent_us=300, chat_us=700, default_us=300, max_age_us=5_000)
+HOLD_US = 1_000_000_000
 CONFIG = IndexConfig(capacity_bytes=100_000, ttl=TTL, orphan_grace_us=50, orphans_max=10)
 
 
@@ -169,7 +171,7 @@ def test_a_pin_of_an_earlier_life_releases_nobody_elses():
     lives = [StoreIndex(CONFIG, boot_id) for boot_id in ("boot7", "boot8")]
     for index in lives:
         one_each(index, "a", 1, 0)
-    earlier, later = (index.locate(keys("a", 1), "engine1", 1) for index in lives)
+    earlier, later = (index.locate(keys("a", 1), "engine1", HOLD_US, 1) for index in lives)
     assert lives[1].release(earlier.pin) is False
     assert lives[1].usage.pins == 1
     assert lives[1].release(later.pin) is True
@@ -178,7 +180,7 @@ def test_a_pin_of_an_earlier_life_releases_nobody_elses():
 def test_a_pinned_prefix_survives_expiry_eviction_and_age_until_released():
     index = new(capacity_bytes=3_000)
     one_each(index, "a", 3, 0, anchors=(2,))
-    located = index.locate(keys("a", 3), "engine1", 1)
+    located = index.locate(keys("a", 3), "engine1", HOLD_US, 1)
     assert located.grain_stripes == (0, 1, 2)
     assert (located.anchors, located.anchor_stripes) == ((2,), (1,))
     one_each(index, "b", 3, 2)  # needs the room; finds none that is free but its own
@@ -196,13 +198,46 @@ def test_pins_of_a_lost_owner_end():
     index = new()
     one_each(index, "a", 2, 0)
     for owner in ("x", "y", "x"):
-        index.locate(keys("a", 2), owner, 1)
+        index.locate(keys("a", 2), owner, HOLD_US, 1)
     assert index.usage.pins == 3
     assert index.release_owner("x") == 2
     assert index.expire(10_000) == 0
     assert index.release_owner("y") == 1
     index.expire(10_001)
     assert index.usage.grains == 0
+
+
+def test_a_pin_that_nobody_releases_ends_with_its_time():
+    index = new()
+    one_each(index, "a", 2, 0)
+    lost, kept = (index.locate(keys("a", 2), "x", hold_us, 1).pin for hold_us in (3_000, HOLD_US))
+    assert index.release(kept) is True
+    assert index.expire(3_000) == 0
+    assert index.usage.pins == 1
+    index.expire(3_001)
+    assert index.usage.pins == 0
+    assert index.release(lost) is False
+    index.expire(10_000)
+    assert index.usage.grains == 0
+
+
+def test_no_pin_outlives_the_longest_hold():
+    index = new()
+    one_each(index, "a", 1, 0)
+    index.locate(keys("a", 1), "x", 1 << 60, 1)
+    index.expire(HOLD_US_MAX)
+    assert index.usage.pins == 1
+    index.expire(HOLD_US_MAX + 1)
+    assert index.usage.pins == 0
+
+
+def test_ends_of_released_pins_do_not_pile_up():
+    pins: Pins[str] = Pins("boot7")
+    kept = pins.add("kept", "x", 0, HOLD_US)
+    for _ in range(5_000):
+        assert pins.release(pins.add("brief", "x", 0, HOLD_US)) == "brief"
+    assert len(pins._ends) < 200
+    assert pins.overdue(HOLD_US) == (kept,)
 
 
 def test_grains_saved_out_of_order_wait_for_their_predecessor():
@@ -243,7 +278,7 @@ def test_a_lost_stripe_takes_everything_behind_it():
     records = [stripe(entry("a", at), entry("a", at, Kind.ANCHOR)) for at in range(6)]
     for record in records:
         index.insert(record, 0)
-    index.locate(keys("a", 6), "x", 1)
+    index.locate(keys("a", 6), "x", HOLD_US, 1)
     assert index.report_lost(records[3].stripe_id, 1) == 3
     assert index.report_lost(records[3].stripe_id, 1) == 0
     match = index.match(keys("a", 6), 9_999, 2)
@@ -277,7 +312,7 @@ def test_the_queues_stay_bounded_under_hits():
     for name in "abcdefgh":
         one_each(index, name, 4, 0)
     for turn in range(20_000):
-        located = index.locate(keys("abcdefgh"[turn % 8], 4), "x", turn % 200)
+        located = index.locate(keys("abcdefgh"[turn % 8], 4), "x", HOLD_US, turn % 200)
         index.release(located.pin)
     assert len(index._recency) <= 64 + 4 * 33
     assert len(index._expiry) <= 64 + 4 * 33 + 33

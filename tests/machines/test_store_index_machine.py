@@ -10,6 +10,7 @@ from shoal.kvstore.core.index import StoreIndex
 from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficClass
 
 GRACE_US, ORPHANS_MAX = 40, 6
+HOLD_US = 1_000_000_000
 CLASSES = st.sampled_from(list(TrafficClass))
 # A prompt is a path of branch choices; a key is the path itself, so prefixes are shared as chain keys share them.
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
@@ -160,7 +161,7 @@ class IndexMachine(RuleBasedStateMachine):
     def pin(self, path) -> None:
         if not self.has_pins:
             return
-        located = self.real.locate(keys(path), "owner", self.now)
+        located = self.real.locate(keys(path), "owner", HOLD_US, self.now)
         self.naive.advance(self.now)
         matched = self.naive.matched(path)
         assert len(located.grain_stripes) == matched
