@@ -10,7 +10,6 @@ from shoal.kvstore.core.index import StoreIndex
 from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficClass
 
 GRACE_US, ORPHANS_MAX = 40, 6
-HOLD_US = 1_000_000_000
 CLASSES = st.sampled_from(list(TrafficClass))
 # A prompt is a path of branch choices; a key is the path itself, so prefixes are shared as chain keys share them.
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
@@ -30,10 +29,16 @@ class NaiveGrain:
     stripe: int
     traffic: TrafficClass
     created: int
-    expires: int
-    last_use: int
+    expires: int = 0
+    last_use: int = 0
     anchor: int | None = None
-    pins: int = 0
+
+
+@dataclass
+class NaivePin:
+    path: tuple[int, ...]
+    traffic: TrafficClass
+    ends: int
 
 
 @dataclass
@@ -47,22 +52,31 @@ class Naive:
     orphans: list[tuple[int, Kind, tuple[int, ...], int, TrafficClass]] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
     created: dict[int, int] = field(default_factory=dict)
+    pins: dict[int, NaivePin] = field(default_factory=dict)
+    uses: int = 0
 
     def stripes(self) -> set[int]:
         held = {g.stripe for g in self.grains.values()} | {g.anchor for g in self.grains.values()}
         return (held | {orphan[3] for orphan in self.orphans}) - {None}
 
-    def use(self, path, last_use, expires) -> None:
+    def use(self, path, traffic) -> None:
+        self.uses += 1
         for at in range(len(path)):
             grain = self.grains[path[: at + 1]]
-            grain.last_use, grain.expires = max(grain.last_use, last_use), max(grain.expires, expires)
+            grain.last_use, grain.expires = self.uses, max(grain.expires, self.now + self.ttl.of(traffic))
+
+    def release(self, pin: int) -> None:
+        held = self.pins.pop(pin)
+        self.use(held.path, held.traffic)
 
     def leaves(self):
-        inner = {path[:-1] for path in self.grains}
-        return [g for g in self.grains.values() if g.path not in inner and not g.pins]
+        inner = {path[:-1] for path in self.grains} | {pin.path for pin in self.pins.values()}
+        return [g for g in self.grains.values() if g.path not in inner]
 
     def advance(self, now: int) -> None:
         self.now = max(self.now, now)
+        for _, pin in sorted((held.ends, pin) for pin, held in self.pins.items() if held.ends <= self.now):
+            self.release(pin)
         for root in [g for g in self.grains.values() if len(g.path) == 1]:
             if root.created + self.ttl.max_age_us <= self.now:
                 for path in [path for path in self.grains if path[0] == root.path[0]]:
@@ -74,6 +88,17 @@ class Naive:
 
     def matched(self, path) -> int:
         return next((at for at in range(len(path)) if path[: at + 1] not in self.grains), len(path))
+
+    def insert(self, objects, stripe, traffic) -> None:
+        before = set(self.grains)
+        for kind, path in objects:
+            self.attach(kind, path, stripe, traffic)
+        new = [path for path in self.grains if path not in before]  # in order of arrival
+        for path in new:
+            behind = [other for other in new if other[:-1] == path]
+            if all(self.grains[other].traffic != self.grains[path].traffic for other in behind):
+                self.use(path, self.grains[path].traffic)
+        self.evict()
 
     def attach(self, kind, path, stripe, traffic) -> None:
         needed = path[:-1] if kind is Kind.GRAIN else path
@@ -87,17 +112,14 @@ class Naive:
         if kind is Kind.ANCHOR:
             self.grains[path].anchor = stripe if self.grains[path].anchor is None else self.grains[path].anchor
             return
-        before = self.grains[path[:-1]].created if len(path) > 1 else 0
-        created, expires = max(before, min(self.now, self.created[stripe])), self.now + self.ttl.of(traffic)
-        self.grains[path] = NaiveGrain(path, stripe, traffic, created, expires, created)
-        self.use(path, created, expires)
+        self.grains[path] = NaiveGrain(path, stripe, traffic, min(self.now, self.created[stripe]))
         for orphan in [o for o in self.orphans if (o[2][:-1] if o[1] is Kind.GRAIN else o[2]) == path]:
             self.orphans.remove(orphan)
             self.attach(*orphan[1:])
 
     def evict(self) -> None:
         while sum(self.sizes[stripe] for stripe in self.stripes()) > self.capacity and self.leaves():
-            worst = min(self.leaves(), key=lambda g: (g.last_use, -len(g.path), key(g.path)))
+            worst = min(self.leaves(), key=lambda g: (g.last_use, -len(g.path)))
             del self.grains[worst.path]
 
 
@@ -110,7 +132,6 @@ class IndexMachine(RuleBasedStateMachine):
         ttl = TtlConfig(agent_us=60, chat_us=150, default_us=90, max_age_us=self.max_age_us)
         config = IndexConfig(capacity * 10, ttl, 128, GRACE_US, ORPHANS_MAX)
         self.real, self.naive = StoreIndex(config, "boot"), Naive(ttl, capacity * 10)
-        self.pins: list[tuple[int, tuple[int, ...]]] = []
         self.now = 0
         self.freed: set[tuple[bytes, int]] = set()
 
@@ -142,9 +163,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.naive.sizes[number], self.naive.created[number] = size, created
         self.real.insert(record, self.now)
         self.naive.advance(self.now)
-        for kind, own in objects:
-            self.naive.attach(kind, own, number, traffic)
-        self.naive.evict()
+        self.naive.insert(objects, number, traffic)
 
     @rule(path=PATHS, limit=st.integers(0, 6 * 128 + 5), traffic=st.none() | CLASSES)
     def match(self, path, limit, traffic) -> None:
@@ -155,13 +174,13 @@ class IndexMachine(RuleBasedStateMachine):
         assert (match.grains_matched, match.anchor_grain) == (matched, max(anchors, default=0))
         if matched:
             own = traffic or self.naive.grains[path[:matched]].traffic
-            self.naive.use(path[:matched], self.now, self.now + self.naive.ttl.of(own))
+            self.naive.use(path[:matched], own)
 
-    @rule(path=PATHS)
-    def pin(self, path) -> None:
+    @rule(path=PATHS, hold=st.integers(1, 150))
+    def pin(self, path, hold) -> None:
         if not self.has_pins:
             return
-        located = self.real.locate(keys(path), "owner", HOLD_US, self.now)
+        located = self.real.locate(keys(path), "owner", hold, self.now)
         self.naive.advance(self.now)
         matched = self.naive.matched(path)
         assert len(located.grain_stripes) == matched
@@ -169,17 +188,16 @@ class IndexMachine(RuleBasedStateMachine):
             grain = self.naive.grains[path[: at + 1]]
             assert located.stripes[place].stripe_id == grain.stripe.to_bytes(16)
         if matched:
-            grain = self.naive.grains[path[:matched]]
-            grain.pins += 1
-            self.naive.use(path[:matched], self.now, self.now + self.naive.ttl.of(grain.traffic))
-            self.pins.append((located.pin, path[:matched]))
+            traffic = self.naive.grains[path[:matched]].traffic
+            self.naive.use(path[:matched], traffic)
+            self.naive.pins[located.pin] = NaivePin(path[:matched], traffic, self.now + hold)
 
     @rule(data=st.data())
     def unpin(self, data) -> None:
-        if self.pins:
-            pin, path = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
+        if self.naive.pins:
+            pin = data.draw(st.sampled_from(sorted(self.naive.pins)))
             assert self.real.release(pin)
-            self.naive.grains[path].pins -= 1
+            self.naive.release(pin)
 
     @rule(number=st.integers(0, 99))
     def hit_what_is_stored(self, number) -> None:
@@ -196,7 +214,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 99))
     def lose_a_stripe(self, number) -> None:
-        if not self.naive.grains or any(g.pins for g in self.naive.grains.values()):
+        if not self.naive.grains:
             return
         stripe = self.naive.grains[sorted(self.naive.grains)[number % len(self.naive.grains)]].stripe
         self.real.report_lost(stripe.to_bytes(16), 1)
@@ -206,19 +224,24 @@ class IndexMachine(RuleBasedStateMachine):
         for other in self.naive.grains.values():
             other.anchor = None if other.anchor == stripe else other.anchor
         self.naive.orphans = [orphan for orphan in self.naive.orphans if orphan[3] != stripe]
+        for pin in self.naive.pins.values():
+            pin.path = pin.path[: self.naive.matched(pin.path)]
 
     @invariant()
     def same_content_and_no_hole(self) -> None:
         if not hasattr(self, "real"):
             return
-        real = {bytes(k): grain for k, grain in self.real._grains.items()}
-        assert set(real) == {key(path) for path in self.naive.grains}
+        real = self.real._grains
+        assert set(real._number) == {key(path) for path in self.naive.grains}
+        assert self.real._policy.live == len(real)
         for path in self.naive.grains:
             assert len(path) == 1 or key(path[:-1]) in real, f"hole before {path}"
+            chain = real.chain(real.find(key(path)))
+            assert [real._keys[grain] for grain in chain] == keys(path)
         usage = self.real.usage
         assert usage.orphans == len(self.naive.orphans)
         assert usage.anchors == sum(g.anchor is not None for g in self.naive.grains.values())
-        assert usage.pins == len(self.pins)
+        assert usage.pins == len(self.naive.pins)
         live = self.naive.stripes()
         assert usage.stripes == len(live)
         assert usage.stored_bytes - usage.freed_bytes == sum(self.naive.sizes[stripe] for stripe in live)
