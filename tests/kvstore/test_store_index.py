@@ -287,6 +287,42 @@ def test_a_lost_stripe_takes_everything_behind_it():
     assert index.usage.anchors == 3
 
 
+def test_a_pin_over_a_lost_stripe_keeps_what_is_before_it():
+    index = new(capacity_bytes=6_000)
+    records = [stripe(entry("a", at)) for at in range(4)]
+    for record in records:
+        index.insert(record, 0)
+    located = index.locate(keys("a", 4), "x", HOLD_US, 1)
+    assert index.report_lost(records[2].stripe_id, 1) == 2
+    one_each(index, "b", 9, 2)  # takes the numbers of what was lost, and more room than there is
+    assert index.match(keys("a", 4), 0, 3).grains_matched == 2
+    assert index.release(located.pin) is True
+    assert index.usage.grains == index._policy.live
+    index.expire(703)
+    assert (index.usage.grains, index._policy.live) == (0, 0)
+
+
+def test_a_stripe_of_two_classes_gives_each_grain_the_longest_promise_behind_it():
+    index = new()
+    index.insert(stripe(*(entry("a", at, traffic=TrafficClass(name)) for at, name in enumerate(("chat", "agent")))), 0)
+    index.insert(stripe(*(entry("b", at, traffic=TrafficClass(name)) for at, name in enumerate(("agent", "chat")))), 0)
+    index.expire(300)
+    assert [index.match(keys(name, 2), 0, 300).grains_matched for name in "ab"] == [1, 2]
+    assert index.expire(699) == 0
+
+
+def test_a_number_given_to_another_prompts_grain_does_not_age_with_the_first():
+    index, lost = new(), grains("a", 3, first=2)
+    index.insert(grains("a", 2), 0)
+    index.insert(lost, 0)
+    for now_us in range(100, 5_000, 100):
+        index.match(keys("a", 2), 0, now_us)
+    index.report_lost(lost.stripe_id, 1)
+    index.insert(grains("b", 3, created_us=4_900), 4_900)  # one of them has the number of what was lost
+    assert index.expire(5_000) == 2
+    assert index.match(keys("b", 3), 0, 5_000).grains_matched == 3
+
+
 def test_a_lost_anchor_stripe_costs_only_the_anchor():
     index = new()
     index.insert(grains("a", 4, anchors=(2,)), 0)

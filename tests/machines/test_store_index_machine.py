@@ -100,22 +100,28 @@ class Naive:
                 self.use(path, self.grains[path].traffic)
         self.evict()
 
-    def attach(self, kind, path, stripe, traffic) -> None:
+    def attach(self, *item) -> None:
+        ready = [item]
+        while ready:
+            ready += self.attach_one(*ready.pop(0))
+
+    def attach_one(self, kind, path, stripe, traffic) -> list[tuple]:
+        """Store one object or let it wait; the objects that waited for it."""
         needed = path[:-1] if kind is Kind.GRAIN else path
         if kind is Kind.GRAIN and path in self.grains:
-            return
+            return []
         if needed and needed not in self.grains:
             waits = any(o[1] is kind and o[2] == path for o in self.orphans)
             if not waits and len(self.orphans) < ORPHANS_MAX:
                 self.orphans.append((self.now + GRACE_US, kind, path, stripe, traffic))
-            return
+            return []
         if kind is Kind.ANCHOR:
             self.grains[path].anchor = stripe if self.grains[path].anchor is None else self.grains[path].anchor
-            return
+            return []
         self.grains[path] = NaiveGrain(path, stripe, traffic, min(self.now, self.created[stripe]))
-        for orphan in [o for o in self.orphans if (o[2][:-1] if o[1] is Kind.GRAIN else o[2]) == path]:
-            self.orphans.remove(orphan)
-            self.attach(*orphan[1:])
+        freed = [o for o in self.orphans if (o[2][:-1] if o[1] is Kind.GRAIN else o[2]) == path]
+        self.orphans = [orphan for orphan in self.orphans if orphan not in freed]
+        return [orphan[1:] for orphan in freed]
 
     def evict(self) -> None:
         while sum(self.sizes[stripe] for stripe in self.stripes()) > self.capacity and self.leaves():
@@ -204,6 +210,11 @@ class IndexMachine(RuleBasedStateMachine):
         if self.naive.grains:
             path = sorted(self.naive.grains)[number % len(self.naive.grains)]
             self.match(path, len(path) * 128, None)
+
+    @rule(number=st.integers(0, 99), hold=st.integers(1, 150))
+    def pin_what_is_stored(self, number, hold) -> None:
+        if self.naive.grains:
+            self.pin(sorted(self.naive.grains)[number % len(self.naive.grains)], hold)
 
     @rule(number=st.integers(0, 99), traffic=CLASSES, size=st.integers(5, 15))
     def extend_what_is_stored(self, number, traffic, size) -> None:
