@@ -25,6 +25,7 @@ from shoal.engines.model.drafter import (
 )
 from shoal.engines.model.engram import EngramHash
 from shoal.engines.model.full import FullAttention
+from shoal.engines.model.moe import ALL_HERE, ExpertsPort
 from shoal.engines.model.names import TRUNK, Part
 from shoal.engines.model.numerics import Mode, Numerics, product
 from shoal.engines.model.parameters import DrafterWeights, TrunkWeights, read_drafter, read_trunk
@@ -39,7 +40,10 @@ NO_TRUNCATION = Truncation()
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One checkpoint in one numeric mode. `drafter` is None where drafts are not wanted."""
+    """One checkpoint in one numeric mode. `drafter` is None where drafts are not wanted.
+
+    `experts` computes the experts of the trunk's layers; where ranks share them out, those of `trunk` are empty.
+    """
 
     config: ModelConfig
     numerics: Numerics
@@ -48,6 +52,7 @@ class Model:
     drafter: DrafterWeights | None
     window_frequencies: Tensor = field(repr=False)
     sparse_frequencies: Tensor = field(repr=False)
+    experts: ExpertsPort = ALL_HERE
 
     @classmethod
     def load(cls, directory: Path, mode: Mode = Mode.N1, with_drafter: bool = True) -> "Model":
@@ -121,6 +126,11 @@ class Model:
         return out.hidden[state.last_rows()]
 
     @torch.inference_mode()
+    def join(self) -> None:
+        """Take part in one `forward` of the other ranks without a row of one's own."""
+        self.experts.join(self.numerics, self.config.hidden)
+
+    @torch.inference_mode()
     def draft(
         self, golden: Tensor, positions: Tensor, slots: Tensor, caches: Caches, choice: DraftChoice = largest
     ) -> DraftBlock:
@@ -184,7 +194,7 @@ class Model:
 
     def runner(self, probe: Probe | None = None) -> LayerRunner:
         """What runs this model's layers."""
-        return LayerRunner(self.config, self.numerics, probe or Blind())
+        return LayerRunner(self.config, self.numerics, probe or Blind(), self.experts)
 
     def _sequences(self, batch: Batch, truncation: Truncation, device: torch.device) -> Sequences:
         longest = max(len(table) for table in batch.block_tables)

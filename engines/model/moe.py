@@ -6,6 +6,7 @@ multiplies before the down projection.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from shoal.engines.model.numerics import Linear, Numerics, product
@@ -61,6 +62,36 @@ def route(x: Tensor, weights: MoeWeights, image_mask: Tensor, rules: MoeRules) -
     return Routing(choice, chosen.mul_(rules.scale))
 
 
+class ExpertsPort(Protocol):
+    """Who computes the experts of the trunk's layers: this process, or the ranks of a group together."""
+
+    def run(
+        self, layer: int, numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float
+    ) -> Tensor:
+        """Routed and shared experts' sum for rows [T, H], rounded once, as `run_moe` gives it to the bit."""
+        ...
+
+    def join(self, numerics: Numerics, hidden: int) -> None:
+        """Take part in one forward of the others without a row of one's own."""
+        ...
+
+
+class LocalExperts:
+    """All experts are in this process."""
+
+    def run(
+        self, layer: int, numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float
+    ) -> Tensor:
+        """See ExpertsPort."""
+        return run_moe(numerics, x, weights, routing, limit)
+
+    def join(self, numerics: Numerics, hidden: int) -> None:
+        """There are no others."""
+
+
+ALL_HERE = LocalExperts()
+
+
 def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing, limit: float) -> Tensor:
     """Routed and shared experts' sum for rows [T, H], rounded once.
 
@@ -74,12 +105,22 @@ def run_moe(numerics: Numerics, x: Tensor, weights: MoeWeights, routing: Routing
     rows = order.div(routing.choice.shape[1], rounding_mode="floor")
     sizes = [count, *torch.bincount(flat, minlength=len(weights.experts)).tolist()]
     experts = (weights.shared, *weights.experts)
-    both = _by_expert(numerics, torch.cat((x, x[rows])), [expert.gate_up for expert in experts], sizes)
+    parts = run_experts(numerics, torch.cat((x, x[rows])), experts, sizes, routing.weights.flatten()[order], limit)
+    return numerics.round_(parts[:count].index_add_(0, rows, parts[count:]))
+
+
+def run_experts(
+    numerics: Numerics, x: Tensor, experts: Sequence[Expert], sizes: Sequence[int], weights: Tensor, limit: float
+) -> Tensor:
+    """Rounded outputs [pairs, H] of experts for `sizes` consecutive rows each of x [pairs, H], not summed.
+
+    `weights` are of the last rows; rows before them (the shared expert's) have none.
+    """
+    both = _by_expert(numerics, x, [expert.gate_up for expert in experts], sizes)
     gate, up = both.chunk(2, dim=-1)
     inner = torch.nn.functional.silu(gate.clamp_(max=limit)).mul_(up.clamp_(-limit, limit))
-    inner[count:].mul_(routing.weights.flatten()[order].unsqueeze(-1))
-    parts = _by_expert(numerics, numerics.round_(inner), [expert.down for expert in experts], sizes)
-    return numerics.round_(parts[:count].index_add_(0, rows, parts[count:]))
+    inner[len(x) - len(weights) :].mul_(weights.unsqueeze(-1))
+    return _by_expert(numerics, numerics.round_(inner), [expert.down for expert in experts], sizes)
 
 
 def _by_expert(numerics: Numerics, x: Tensor, layers: Sequence[Linear], sizes: Sequence[int]) -> Tensor:

@@ -1,12 +1,14 @@
 """Where numbers are rounded: the modes N0, N1 and N2, and the one product that every linear layer uses.
 
-Every step must give the same tokens whatever the chunk, batch and placement, although a matrix product of another
-shape adds in another order. Therefore everything between two rounding points is computed in `wide`, float64 on CPU:
-operands are exact in bfloat16, so the order moves a sum by about 1e-16 of its size while bfloat16 rounds at 4e-3, and
-a flip needs a sum within 1e-13 of a rounding edge. Measured on the toy checkpoint, 260 tokens in one chunk against
-chunks of 64 and of 23 and 5: float64 leaves every byte of slot and blocks and every logit equal; float32 changes 40 %
-of the slot's bytes and logits by 1.5, because a flip passes through the FP4 grids. Float64 takes 1.5 times as long.
-Activations are kept as `wide` tensors whose values lie on the grid of the mode.
+Every step must give the same tokens whatever the chunk, batch and placement, although a matrix product of another shape
+adds in another order. Therefore everything between two rounding points is computed in `wide`, float64 on CPU. Operands
+of linear layers are exact in bfloat16, so that their products have 16 bits and a sum of 512 has room for 28 binary
+orders of magnitude: it is exact, and has the same bits in any order (all of 31 million sums of the toy's layers and
+logits, 400 tokens). What has float64 operands (softmax weights, stream mixing, norms) is moved by about 1e-16 of its
+size while bfloat16 rounds at 4e-3: a flip needs a value within 1e-13 of a rounding edge. Measured on the toy
+checkpoint, 260 tokens in one chunk against chunks of 64 and of 23 and 5: float64 leaves every byte of slot and blocks
+and every logit equal; float32 changes 40 % of the slot's bytes and logits by 1.5, because a flip passes through the FP4
+grids. Float64 takes 1.5 times as long. Activations are kept as `wide` tensors whose values lie on the grid of the mode.
 """
 
 import threading

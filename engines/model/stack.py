@@ -8,7 +8,7 @@ from shoal.engines.model import mhc
 from shoal.engines.model.attention import project
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.engram_write import write_engram
-from shoal.engines.model.moe import MoeRules, route, run_moe
+from shoal.engines.model.moe import ALL_HERE, ExpertsPort, MoeRules, route, run_moe
 from shoal.engines.model.norm import rms_norm
 from shoal.engines.model.numerics import Numerics
 from shoal.engines.model.parameters import LayerWeights, TrunkWeights
@@ -92,6 +92,7 @@ class LayerRunner:
     config: ModelConfig
     numerics: Numerics
     probe: Probe
+    experts: ExpertsPort = ALL_HERE
 
     def run_stack(self, weights: TrunkWeights, embedded: Tensor, rows: Rows, state: AttentionState) -> StackOutput:
         """All trunk layers over embedded rows [T, H], from replication into streams to the final norm."""
@@ -177,7 +178,9 @@ class LayerRunner:
         routing = route(x, weights.moe, image_mask, rules)
         self.probe.record("router_topk", layer, routing.choice)
         self.probe.record("router_weights", layer, routing.weights)
-        return run_moe(self.numerics, x, weights.moe, routing, rules.limit)
+        if layer >= self.config.n_layers:  # a rank drafts for its own sequences, alone
+            return run_moe(self.numerics, x, weights.moe, routing, rules.limit)
+        return self.experts.run(layer, self.numerics, x, weights.moe, routing, rules.limit)
 
     def _rules(self, layer: int) -> MoeRules:
         text = self.config.text

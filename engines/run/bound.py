@@ -29,6 +29,11 @@ class BoundModel:
         return self._model.config.text.vocab_size
 
     @property
+    def hidden(self) -> int:
+        """Width of a row, an image's too."""
+        return self._model.config.hidden
+
+    @property
     def eos_token_id(self) -> int:
         """The token that ends an answer."""
         return self._model.config.eos_token_id
@@ -36,6 +41,10 @@ class BoundModel:
     def forward(self, batch: Batch) -> Tensor:
         """Advance the caches: hidden [S, H] of last rows in prefill, [T, H] of all rows in decode."""
         return self._model.forward(batch, self._caches, self._truncation)
+
+    def join(self) -> None:
+        """Take part in one forward of the other ranks without a row of one's own."""
+        self._model.join()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab]."""

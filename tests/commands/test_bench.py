@@ -20,7 +20,7 @@ def test_every_benchmark_says_what_it_takes(name: str, capsys: pytest.CaptureFix
 def test_an_unknown_benchmark_is_told_the_known_ones() -> None:
     result = CliRunner().invoke(app, ["bench", "sheduler"])
     assert result.exit_code == 2
-    assert "bench sheduler: no such benchmark; there are engine, experts," in " ".join(result.output.split())
+    assert "bench sheduler: no such benchmark; there are determinism, engine," in " ".join(result.output.split())
 
 
 def test_the_help_shows_every_name() -> None:

@@ -74,4 +74,8 @@ def _replay(kind: str, entry: dict[str, Any], defaults: dict[str, Any], as_publi
         return replay_rows(entry)
     if kind in ENTRY_REPLAYS:
         return ENTRY_REPLAYS[kind](entry)
+    if kind == "rng_positions":
+        # The prompt's position and the drafts' are ours; that of a decode row is not, and shall not be: an accepted
+        # token's word would then depend on how many drafts were accepted before it in its step.
+        raise NotYetError("words of decode rows by their place in the step; ours belong to absolute positions")
     raise NotYetError("kind")

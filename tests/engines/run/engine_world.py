@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
-from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
+from shoal.engines.core.plan import Accepted, LoadTarget, Reservation, StepKind
 from shoal.engines.core.request import EngineRequest, FinishEvent, ImageSpan, SamplingParams, TokensEvent
 from shoal.engines.model.decoder import Model
 from shoal.engines.run.bound import WholeSequence
@@ -32,8 +32,8 @@ class Rank:
     anchors: dict[tuple[str, int], bytes] = field(default_factory=dict)
     outputs: list[StepOutput] = field(default_factory=list)
 
-    def step(self) -> StepOutput:
-        output = self.engine.step(now_us=len(self.outputs))
+    def step(self, verdict: StepKind | None = None) -> StepOutput:
+        output = self.engine.step(len(self.outputs), verdict)
         self.engine.check()
         for event in output.events:
             if isinstance(event, TokensEvent):

@@ -2,17 +2,20 @@
 
 import dataclasses
 import random
+from collections import Counter
 
 import pytest
 import torch
 from engine_world import Rank, World
 from shoal.engines.config import Determinism, Role
 from shoal.engines.core.request import EngineRequest, SamplingParams
+from shoal.engines.model import attention, decoder, mhc, moe, numerics
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.numerics import Mode, Numerics, product
 from shoal.engines.run import runner
 from shoal.engines.run.acceptance import FRESH, judge_by_draw
 from shoal.engines.run.sampler import sample
+from shoal.engines.toy.engine_bench import questions
 from test_draft_equivalence import Foreteller, drafting_rank, steps_of, teach
 
 GRAIN, KEEP, DRAFTS = 16, 24, 5
@@ -28,6 +31,9 @@ class AnyRows:
 
     def choose(self, sequences):
         return [self.dice.randint(1, 1 + len(one.drafts)) for one in sequences]
+
+    def feed(self, times):
+        pass
 
 
 @pytest.fixture
@@ -159,6 +165,35 @@ def test_a_product_of_bf16_numbers_has_the_same_bits_for_any_rows(columns: int) 
         assert torch.equal(whole, torch.cat([product(part, weight) for part in x.split(height)]))
 
 
+def test_every_linear_layer_of_the_model_adds_without_rounding(toy: Model, monkeypatch) -> None:
+    """Columns in another order give the same bits, so rows may come in any number: nothing has to be tiled for that.
+
+    Not so the mixing of streams, whose factors are float32: there bits may differ, and rounding absorbs it.
+    """
+    differing, total = Counter(), Counter()
+    generator = torch.Generator().manual_seed(1)
+
+    def checked(name):
+        def by(x, weight):
+            out, order = product(x, weight), torch.randperm(x.shape[-1], generator=generator)
+            again = product(x[..., order].contiguous(), weight[:, order].contiguous())
+            differing[name] += int((again != out).sum())
+            total[name] += out.numel()
+            return out
+
+        return by
+
+    for module in (numerics, attention, decoder, moe, mhc):
+        monkeypatch.setattr(module, "product", checked(module.__name__.rpartition(".")[2]))
+    [prompt, *_] = questions(1, seed=2)
+    ids = torch.tensor(prompt)
+    out = toy.forward_full(ids, torch.zeros(len(ids), dtype=torch.bool), torch.zeros(0, toy.config.hidden))
+    toy.logits(out.hidden)
+    assert set(total) == {"numerics", "attention", "decoder", "moe", "mhc"}
+    assert {name for name, count in differing.items() if count} <= {"mhc"}
+    assert differing["mhc"] < total["mhc"] / 10
+
+
 # ------------------------------------------------------------ draws with drafts
 
 
@@ -175,16 +210,13 @@ def test_a_row_judged_by_its_draw_outputs_what_the_sampler_draws() -> None:
     assert 75 <= int(judged.accepted.sum()) < 150
 
 
-@pytest.mark.parametrize("step_tokens_max", [100, 512])
-def test_full_gives_the_plain_loops_draws_whatever_is_drafted(
-    world: World, teller: Foreteller, step_tokens_max: int
-) -> None:
+def test_full_gives_the_plain_loops_draws_whatever_is_drafted(world: World, teller: Foreteller) -> None:
     """Shuffled, in chunks, with images and penalties; any number of drafts is verified, right or wrong."""
     shapes = [(1, (), 20), (37, (5,), 30), (64, (), 17), (47, (14,), 34), (21, (), 3)]
     requests = [world.request(f"r{i}", n, drawn(world, m), images) for i, (n, images, m) in enumerate(shapes)]
     answers = teach(world, teller, requests)
     world.dice.shuffle(requests)
-    rank = full_rank(world, Role.NORMAL, teller, step_tokens_max=step_tokens_max)
+    rank = full_rank(world, Role.NORMAL, teller, sequences_max=5, step_tokens_max=40)
     for request in requests:
         world.submit(rank, request)
         rank.step()
@@ -196,7 +228,7 @@ def test_full_gives_the_plain_loops_draws_whatever_is_drafted(
 
 def test_without_full_drafts_change_draws(world: World, teller: Foreteller) -> None:
     """What `full` is for: the same day by the ratio of the two distributions gives other, equally likely, tokens."""
-    requests = [world.request(f"r{i}", 20 + i, drawn(world, 20)) for i in range(4)]
+    requests = [world.request(f"r{i}", 20 + i, drawn(world, 20)) for i in range(2)]
     answers = teach(world, teller, requests)
     rank = drafting_rank(world, Role.NORMAL, teller)
     for request in requests:
