@@ -145,7 +145,8 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True):
     """The KV store. `capacity` is of the whole store, parity included; `directory` auto: under the run directory.
 
     `host_cache` is memory of EACH engine process that reads prompts (prefill or normal groups, not decode ones), for
-    objects it has fetched or saved; 0 turns it off.
+    objects it has fetched or saved; 0 turns it off. `policy`: how long a block stays while there is room. sliding:
+    `ttl` since its last use, fixed: `ttl` since it was saved, lru: as long as there is room.
     """
 
     nodes: int = 3
@@ -153,6 +154,7 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True):
     code: Code = Code()
     capacity: Size = Size.parse("4GiB")
     ttl: Ttl = Ttl()
+    policy: Literal["sliding", "fixed", "lru"] = "sliding"
     host_cache: Size = Size.parse("256MiB")
     directory: str = "auto"
 

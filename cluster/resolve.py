@@ -65,6 +65,7 @@ class StoreSpec:
     ask: int
     capacity_bytes: int
     ttl_us: tuple[tuple[str, int], ...]
+    policy: str
     host_cache_bytes: int
     directory: str
 
@@ -227,6 +228,7 @@ def _store(manifest: Manifest) -> StoreSpec | None:
         ask=asked.code.ask,
         capacity_bytes=int(asked.capacity),
         ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in ("agent", "chat", "default")),
+        policy=asked.policy,
         host_cache_bytes=int(asked.host_cache),
         directory="" if asked.directory == "auto" else asked.directory,
     )

@@ -18,7 +18,7 @@ from shoal.cluster.live.names import (
 )
 from shoal.cluster.resolve import GroupSpec, ResolvedCluster
 from shoal.engines.config import EngineConfig
-from shoal.kvstore.config import CodeConfig, DeviceConfig, IndexConfig, StoreConfig, TtlConfig
+from shoal.kvstore.config import CodeConfig, DeviceConfig, IndexConfig, Stay, StoreConfig, TtlConfig
 from shoal.kvstore.core.chain import Namespace
 
 HEADER_BYTES = 1 << 16  # of each weight file, hashed into the revision: tensor names, shapes and offsets
@@ -113,6 +113,7 @@ class ClusterSpec:
                 capacity_bytes=store.capacity_bytes,
                 ttl=TtlConfig(agent_us=ttl["agent"], chat_us=ttl["chat"], default_us=ttl["default"]),
                 grain_tokens=self.cluster.model.block_tokens,
+                stay=Stay(store.policy),
             ),
             code=CodeConfig(store.data, store.parity, store.ask, min(store.data + 1, store.data + store.parity)),
             stripe_bytes=min(4 << 20, max(1 << 20, share // 16)),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import numpy as np
-from shoal.kvstore.config import IndexConfig
+from shoal.kvstore.config import IndexConfig, Stay
 from shoal.kvstore.core.grains import NONE, Grains
 from shoal.kvstore.core.orphans import Orphans, needed_key
 from shoal.kvstore.core.pins import Pins
@@ -31,8 +31,9 @@ def rules_of(config: IndexConfig) -> ChainRules:
 
     A policy's grain is alive at the microsecond its time ends, an index's is not: its times are one shorter.
     """
-    lives = tuple(config.ttl.of(traffic) - 1 for traffic in CLASSES)
-    return ChainRules(capacity=_NO_LIMIT, ttl_us=lives, age_max_us=config.ttl.max_age_us - 1)
+    lives = () if config.stay is Stay.LRU else tuple(config.ttl.of(traffic) - 1 for traffic in CLASSES)
+    refresh, age_max_us = config.stay is not Stay.FIXED, config.ttl.max_age_us - 1
+    return ChainRules(capacity=_NO_LIMIT, ttl_us=lives, refresh=refresh, age_max_us=age_max_us)
 
 
 class _Stripe:

@@ -77,6 +77,7 @@ def test_normal_has_one_engine_and_no_hand_off():
 
 def test_resolved_yaml_reads_back():
     tree = yaml.safe_load(local().to_yaml())
+    assert tree["store"]["policy"] == "sliding"
     assert tree["store"]["ttl_us"] == [
         ["agent", 259_200_000_000],
         ["chat", 604_800_000_000],

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from shoal.kvstore.config import IndexConfig, TtlConfig
+from shoal.kvstore.config import IndexConfig, Stay, TtlConfig
 from shoal.kvstore.core.index import StoreIndex
 from shoal.kvstore.core.pins import HOLD_US_MAX, Pins
 from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficClass
@@ -103,6 +103,25 @@ def test_classes_have_their_own_time_to_live():
     index.match(keys("a", 1), 0, 310, TrafficClass.CHAT)  # a chat that hits an agent's grain keeps it as a chat's
     assert index.expire(1_000) == 1
     assert index.match(keys("a", 1), 0, 1_009).grains_matched == 1
+
+
+def test_a_fixed_time_is_not_refreshed_and_takes_what_stands_behind():
+    index = new(stay=Stay.FIXED)
+    index.insert(grains("a", 2), 0)
+    index.insert(grains("a", 4, first=2), 600)
+    assert index.match(keys("a", 4), 0, 699).grains_matched == 4
+    assert index.expire(700) == 4  # the younger two would have no predecessor
+    assert (index.usage.grains, index._policy.live) == (0, 0)
+
+
+def test_lru_keeps_a_grain_until_its_room_is_needed_or_its_age_is_reached():
+    index = new(stay=Stay.LRU, capacity_bytes=2_000)
+    one_each(index, "a", 1, 0)
+    one_each(index, "b", 1, 1)
+    assert index.match(keys("a", 1), 0, 4_000).grains_matched == 1
+    one_each(index, "c", 1, 4_001)
+    assert index.missing([key(name, 0) for name in "abc"]) == (False, True, False)
+    assert index.expire(5_000) == 1
 
 
 def test_the_maximum_age_holds_however_often_a_grain_is_hit():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from shoal.kvstore.config import IndexConfig, TtlConfig
+from shoal.kvstore.config import IndexConfig, Stay, TtlConfig
 from shoal.kvstore.core.index import StoreIndex
 from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficClass
 
@@ -47,6 +47,7 @@ class Naive:
 
     ttl: TtlConfig
     capacity: int
+    stay: Stay = Stay.SLIDING
     now: int = 0
     grains: dict[tuple[int, ...], NaiveGrain] = field(default_factory=dict)
     orphans: list[tuple[int, Kind, tuple[int, ...], int, TrafficClass]] = field(default_factory=list)
@@ -63,7 +64,15 @@ class Naive:
         self.uses += 1
         for at in range(len(path)):
             grain = self.grains[path[: at + 1]]
-            grain.last_use, grain.expires = self.uses, max(grain.expires, self.now + self.ttl.of(traffic))
+            is_saved = not grain.last_use
+            grain.last_use = self.uses
+            if self.stay is Stay.LRU:
+                grain.expires = 1 << 60
+            elif self.stay is Stay.SLIDING or is_saved:
+                grain.expires = max(grain.expires, self.now + self.ttl.of(traffic))
+
+    def is_pinned(self, path) -> bool:
+        return any(pin.path[: len(path)] == path for pin in self.pins.values())
 
     def release(self, pin: int) -> None:
         held = self.pins.pop(pin)
@@ -81,9 +90,9 @@ class Naive:
             if root.created + self.ttl.max_age_us <= self.now:
                 for path in [path for path in self.grains if path[0] == root.path[0]]:
                     del self.grains[path]
-        while due := [g for g in self.leaves() if g.expires <= self.now]:
-            for grain in due:
-                del self.grains[grain.path]
+        for path in [p for p, g in self.grains.items() if g.expires <= self.now and not self.is_pinned(p)]:
+            for behind in [other for other in self.grains if other[: len(path)] == path]:
+                del self.grains[behind]
         self.orphans = [orphan for orphan in self.orphans if orphan[0] > self.now]
 
     def matched(self, path) -> int:
@@ -132,12 +141,13 @@ class Naive:
 class IndexMachine(RuleBasedStateMachine):
     max_age_us = 10**9
     has_pins = True
+    stay = Stay.SLIDING
 
     @initialize(capacity=st.integers(2, 12))
     def start(self, capacity: int) -> None:
         ttl = TtlConfig(agent_us=60, chat_us=150, default_us=90, max_age_us=self.max_age_us)
-        config = IndexConfig(capacity * 10, ttl, 128, GRACE_US, ORPHANS_MAX)
-        self.real, self.naive = StoreIndex(config, "boot"), Naive(ttl, capacity * 10)
+        config = IndexConfig(capacity * 10, ttl, 128, GRACE_US, ORPHANS_MAX, self.stay)
+        self.real, self.naive = StoreIndex(config, "boot"), Naive(ttl, capacity * 10, self.stay)
         self.now = 0
         self.freed: set[tuple[bytes, int]] = set()
 
@@ -265,7 +275,19 @@ class AgeMachine(IndexMachine):
     has_pins = False
 
 
+class FixedMachine(IndexMachine):
+    stay = Stay.FIXED
+
+
+class LruMachine(IndexMachine):
+    stay = Stay.LRU
+
+
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestIndexMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestAgeMachine = AgeMachine.TestCase
-TestAgeMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAgeMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFixedMachine = FixedMachine.TestCase
+TestFixedMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLruMachine = LruMachine.TestCase
+TestLruMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
