@@ -145,7 +145,7 @@ def _store(s: Store, m: Manifest) -> Iterator[Problem]:
         rule = f"x devices_per_node = {s.devices_per_node} gives {devices} devices, fewer than the {shards} shards"
         remedy = "shards of a stripe never share a device: add nodes or devices, or a smaller code"
         yield Problem("store.nodes", s.nodes, rule, remedy)
-    if not s.code.data <= s.code.ask <= shards:
+    if s.code.ask != "auto" and not s.code.data <= s.code.ask <= shards:
         rule = f"must be from data = {s.code.data} to data + parity = {shards}"
         yield Problem("store.code.ask", s.code.ask, rule, "one more than data hides one slow device")
     yield from _positive("store.capacity", s.capacity, "give a size such as 4GiB")

@@ -126,11 +126,11 @@ class Transfer(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Code(Struct, frozen=True, forbid_unknown_fields=True):
-    """Erasure code of a stripe: `data` + `parity` shards, `ask` of them are read at first."""
+    """Erasure code of a stripe: `data` + `parity` shards, `ask` of them are read at first (auto: data + 1)."""
 
     data: int = 10
     parity: int = 2
-    ask: int = 11
+    ask: int | Auto = "auto"
 
 
 class Ttl(Struct, frozen=True, forbid_unknown_fields=True):

@@ -230,7 +230,7 @@ def _store(manifest: Manifest) -> StoreSpec | None:
         devices_per_node=asked.devices_per_node,
         data=asked.code.data,
         parity=asked.code.parity,
-        ask=asked.code.ask,
+        ask=asked.code.data + 1 if asked.code.ask == "auto" else asked.code.ask,
         capacity_bytes=int(asked.capacity),
         ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in ("agent", "chat", "default")),
         policy=asked.policy,

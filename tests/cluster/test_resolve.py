@@ -86,6 +86,13 @@ def test_resolved_yaml_reads_back():
     assert tree["groups"][2]["engine"]["role"] == "completion"
 
 
+@pytest.mark.parametrize(("data", "parity"), [(10, 2), (4, 2), (6, 3), (12, 3), (1, 1)])
+def test_a_code_is_its_two_numbers(data, parity):
+    text = f"kind: Cluster\nname: x\nnormal: {{}}\nstore: {{nodes: 5, code: {{data: {data}, parity: {parity}}}}}\n"
+    store = resolve(decode_manifest(text, "x"), FACTS, "x").store
+    assert (store.data, store.parity, store.ask) == (data, parity, data + 1)
+
+
 def test_off_is_a_word():
     text = "kind: Cluster\nname: x\nnormal: {truncation: {mode: off}, verify: full}\nscaling: {policy: off}\n"
     assert decode_manifest(text, "x").normal.truncation.mode == "off"
