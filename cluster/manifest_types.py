@@ -134,11 +134,12 @@ class Code(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ttl(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long an unused grain is kept, by traffic class."""
+    """How long an unused grain is kept, by traffic class; `max_age`: however often it is used."""
 
     agent: Duration = Duration.parse("3d")
     chat: Duration = Duration.parse("7d")
     default: Duration = Duration.parse("1d")
+    max_age: Duration = Duration.parse("30d")
 
 
 class Store(Struct, frozen=True, forbid_unknown_fields=True):

@@ -58,6 +58,9 @@ class TransferSpec:
     lease_us: int
 
 
+TTL_NAMES = ("agent", "chat", "default", "max_age")
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """The store's shape. `directory` holds `node-<n>/device-<d>`; "" is under the run directory."""
@@ -232,7 +235,7 @@ def _store(manifest: Manifest) -> StoreSpec | None:
         parity=asked.code.parity,
         ask=asked.code.data + 1 if asked.code.ask == "auto" else asked.code.ask,
         capacity_bytes=int(asked.capacity),
-        ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in ("agent", "chat", "default")),
+        ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in TTL_NAMES),
         policy=asked.policy,
         host_cache_bytes=int(asked.host_cache),
         directory="" if asked.directory == "auto" else asked.directory,

@@ -110,12 +110,11 @@ class ClusterSpec:
             for node in range(store.nodes)
             for device in range(store.devices_per_node)
         )
-        ttl = dict(store.ttl_us)
         return StoreConfig(
             devices=devices,
             index=IndexConfig(
                 capacity_bytes=store.capacity_bytes,
-                ttl=TtlConfig(agent_us=ttl["agent"], chat_us=ttl["chat"], default_us=ttl["default"]),
+                ttl=TtlConfig(**{f"{name}_us": value for name, value in store.ttl_us}),
                 grain_tokens=self.cluster.model.block_tokens,
                 stay=Stay(store.policy),
             ),

@@ -82,6 +82,7 @@ def test_resolved_yaml_reads_back():
         ["agent", 259_200_000_000],
         ["chat", 604_800_000_000],
         ["default", 86_400_000_000],
+        ["max_age", 2_592_000_000_000],
     ]
     assert tree["groups"][2]["engine"]["role"] == "completion"
 
