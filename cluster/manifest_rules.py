@@ -150,11 +150,11 @@ def _store(s: Store, m: Manifest) -> Iterator[Problem]:
         rule = f"x devices_per_node = {s.devices_per_node} gives {devices} devices, fewer than the {shards} shards"
         remedy = "shards of a stripe never share a device: add nodes or devices, or a smaller code"
         yield Problem("store.nodes", s.nodes, rule, remedy)
-    if not s.code.data <= s.code.ask <= shards:
+    if s.code.ask != "auto" and not s.code.data <= s.code.ask <= shards:
         rule = f"must be from data = {s.code.data} to data + parity = {shards}"
         yield Problem("store.code.ask", s.code.ask, rule, "one more than data hides one slow device")
     yield from _positive("store.capacity", s.capacity, "give a size such as 4GiB")
-    for name in ("agent", "chat", "default"):
+    for name in ("agent", "chat", "default", "max_age"):
         yield from _positive(f"store.ttl.{name}", getattr(s.ttl, name), "give a duration such as 1d")
     role = "normal" if m.normal is not None else "prefill"
     section = m.normal if m.normal is not None else m.prefill

@@ -134,26 +134,28 @@ class Transfer(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Code(Struct, frozen=True, forbid_unknown_fields=True):
-    """Erasure code of a stripe: `data` + `parity` shards, `ask` of them are read at first."""
+    """Erasure code of a stripe: `data` + `parity` shards, `ask` of them are read at first (auto: data + 1)."""
 
     data: int = 10
     parity: int = 2
-    ask: int = 11
+    ask: int | Auto = "auto"
 
 
 class Ttl(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long an unused grain is kept, by traffic class."""
+    """How long an unused grain is kept, by traffic class; `max_age`: however often it is used."""
 
     agent: Duration = Duration.parse("3d")
     chat: Duration = Duration.parse("7d")
     default: Duration = Duration.parse("1d")
+    max_age: Duration = Duration.parse("30d")
 
 
 class Store(Struct, frozen=True, forbid_unknown_fields=True):
     """The KV store. `capacity` is of the whole store, parity included; `directory` auto: under the run directory.
 
     `host_cache` is memory of EACH engine process that reads prompts (prefill or normal groups, not decode ones), for
-    objects it has fetched or saved; 0 turns it off.
+    objects it has fetched or saved; 0 turns it off. `policy`: how long a block stays while there is room. sliding:
+    `ttl` since its last use, fixed: `ttl` since it was saved, lru: as long as there is room.
     """
 
     nodes: int = 3
@@ -161,6 +163,7 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True):
     code: Code = Code()
     capacity: Size = Size.parse("4GiB")
     ttl: Ttl = Ttl()
+    policy: Literal["sliding", "fixed", "lru"] = "sliding"
     host_cache: Size = Size.parse("256MiB")
     directory: str = "auto"
 

@@ -61,6 +61,9 @@ class TransferSpec:
     lease_us: int
 
 
+TTL_NAMES = ("agent", "chat", "default", "max_age")
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """The store's shape. `directory` holds `node-<n>/device-<d>`; "" is under the run directory."""
@@ -72,6 +75,7 @@ class StoreSpec:
     ask: int
     capacity_bytes: int
     ttl_us: tuple[tuple[str, int], ...]
+    policy: str
     host_cache_bytes: int
     directory: str
 
@@ -233,9 +237,10 @@ def _store(manifest: Manifest) -> StoreSpec | None:
         devices_per_node=asked.devices_per_node,
         data=asked.code.data,
         parity=asked.code.parity,
-        ask=asked.code.ask,
+        ask=asked.code.data + 1 if asked.code.ask == "auto" else asked.code.ask,
         capacity_bytes=int(asked.capacity),
-        ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in ("agent", "chat", "default")),
+        ttl_us=tuple((name, int(getattr(asked.ttl, name))) for name in TTL_NAMES),
+        policy=asked.policy,
         host_cache_bytes=int(asked.host_cache),
         directory="" if asked.directory == "auto" else asked.directory,
     )

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -70,7 +71,8 @@ class StoreBench:
 
 def bench_store(directory: Path, total_mib: int = 64) -> StoreBench:
     """Measure in `directory` (a scratch folder below it is removed afterwards); about 5 s and 3 x `total_mib`."""
-    return StoreBench((*coding_figures(), *chain_figures(), *match_figures(), *file_figures(directory, total_mib)))
+    pure = (*coding_figures(), *chain_figures(), *match_figures(), *index_figures())
+    return StoreBench((*pure, *file_figures(directory, total_mib)))
 
 
 def coding_figures() -> tuple[Figure, ...]:
@@ -103,20 +105,55 @@ def chain_figures() -> tuple[Figure, ...]:
 
 
 def match_figures() -> tuple[Figure, ...]:
-    """One match of a wholly stored prompt of 1,024 and 8,192 grains, microseconds."""
+    """One match of a wholly stored prompt of 1,024 to 65,536 grains, microseconds."""
     figures = []
-    for grains in (1_024, 8_192):
+    for grains in (1_024, 8_192, 65_536):
         keys = chain_keys(_NAMESPACE, np.arange(grains * 128))
-        index, table = StoreIndex(IndexConfig(1 << 40), "bench"), []
-        for at, key in enumerate(keys):
-            parent = keys[at - 1] if at else bytes(16)
-            table.append(TableEntry(Kind.GRAIN, key, parent, at, TrafficClass.CHAT, 0, 1, bytes(16)))
-        table.append(TableEntry(Kind.ANCHOR, keys[-2], keys[-3], grains - 2, TrafficClass.CHAT, 0, 1, bytes(16)))
-        index.insert(StripeRecord(bytes(16), 1, 10, 2, 1, 1, 0, (None,) * 12, tuple(table)), 0)
+        index = StoreIndex(IndexConfig(1 << 40), "bench")
+        anchor = TableEntry(Kind.ANCHOR, keys[-2], keys[-3], grains - 2, TrafficClass.CHAT, 0, 1, bytes(16))
+        index.insert(_stripe(1, (*_entries(keys), anchor)), 0)
         assert index.match(keys, grains * 128, 1).anchor_grain == grains - 1
         us = _seconds(partial(index.match, keys, grains * 128, 1), 200) * 1e6
         figures.append(Figure(f"match, {grains} grains", us, "us"))
     return tuple(figures)
+
+
+def index_figures(prompts: int = 1_000, grains: int = 64) -> tuple[Figure, ...]:
+    """An index of many prompts: block references a second of matches in random order, and what a grain takes in memory.
+
+    Memory is the index's own; a stripe's record (locations, object table with the keys) comes on top.
+    """
+    draw = np.random.default_rng(2)
+    chains = [tuple(draw.bytes(16) for _ in range(grains)) for _ in range(prompts)]
+    stripes = [_stripe(number, _entries(keys)) for number, keys in enumerate(chains)]
+    tracemalloc.start()
+    index = StoreIndex(IndexConfig(1 << 40), "bench")
+    for now_us, stripe in enumerate(stripes):
+        index.insert(stripe, now_us)
+    per_grain = tracemalloc.get_traced_memory()[0] / (prompts * grains)
+    tracemalloc.stop()
+    order = [chains[at] for at in draw.permutation(prompts)]
+
+    def match_all() -> None:
+        for keys in order:
+            index.match(keys, grains * 128, prompts)
+
+    rate = prompts * grains / _seconds(match_all, 5) / 1e6
+    return (
+        Figure(f"match, {grains} grains of {prompts * grains}", rate, "M/s"),
+        Figure("index memory, one grain", per_grain, "bytes"),
+    )
+
+
+def _entries(keys: Sequence[bytes]) -> tuple[TableEntry, ...]:
+    parents = (bytes(16), *keys)
+    return tuple(
+        TableEntry(Kind.GRAIN, key, parents[at], at, TrafficClass.CHAT, 0, 1, bytes(16)) for at, key in enumerate(keys)
+    )
+
+
+def _stripe(number: int, table: tuple[TableEntry, ...]) -> StripeRecord:
+    return StripeRecord(number.to_bytes(16), 1, 10, 2, 1, 1, 0, (None,) * 12, table)
 
 
 def file_figures(directory: Path, total_mib: int) -> tuple[Figure, ...]:

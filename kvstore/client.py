@@ -192,8 +192,9 @@ class StoreClient:
             raise ValueError(
                 f"anchor_grain = {anchor_grain} must lie in 0 to {len(keys)} keys; pass Match.anchor_grain"
             )
-        future = self._index.locate(tuple(keys), self._owner)
-        wait((future,), timeout=max(0, limits.deadline_us - self._clock_us()) / 1e6)
+        left_us = max(0, limits.deadline_us - self._clock_us())
+        future = self._index.locate(tuple(keys), self._owner, left_us)
+        wait((future,), timeout=left_us / 1e6)
         if not future.done():
             future.add_done_callback(self._release_late)
             return Miss("deadline while the index was asked")

@@ -83,6 +83,19 @@ class TtlConfig:
         return ttl.get(traffic, self.default_us)
 
 
+class Stay(StrEnum):
+    """How long a grain stays while there is room; under every rule none outlives `max_age_us`, and room is made from
+    the least recently used tails.
+
+    SLIDING: its class's time since the last use. FIXED: that time since it was saved, whatever its use, and no longer
+    than the grains before it. LRU: until its room is needed.
+    """
+
+    SLIDING = "sliding"
+    FIXED = "fixed"
+    LRU = "lru"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
     """One failure unit: a directory of one disk on one node."""
@@ -122,6 +135,7 @@ class IndexConfig:
     grain_tokens: int = GRAIN_TOKENS
     orphan_grace_us: int = 60_000_000
     orphans_max: int = 65_536
+    stay: Stay = Stay.SLIDING
 
     def __post_init__(self) -> None:
         _require(

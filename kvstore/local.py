@@ -54,9 +54,9 @@ class LocalIndex:
     def __init__(self, service: IndexService) -> None:
         self._service = service
 
-    def locate(self, keys: tuple[bytes, ...], owner: str) -> Future[Located]:
-        """Pin the longest stored prefix of `keys` for `owner` and say where it lies."""
-        return _done(self._service.locate(keys, owner))
+    def locate(self, keys: tuple[bytes, ...], owner: str, hold_us: int) -> Future[Located]:
+        """Pin the longest stored prefix of `keys` for `owner`, at most `hold_us`, and say where it lies."""
+        return _done(self._service.locate(keys, owner, hold_us))
 
     def insert(self, record: StripeRecord) -> Future[int]:
         """Offer the objects of a durable stripe; the number that are new."""

@@ -84,8 +84,8 @@ class ScanPort(Protocol):
 class IndexPort(Protocol):
     """The index as a client reaches it."""
 
-    def locate(self, keys: tuple[bytes, ...], owner: str) -> Future[Located]:
-        """Pin the longest stored prefix of `keys` for `owner` and say where it lies."""
+    def locate(self, keys: tuple[bytes, ...], owner: str, hold_us: int) -> Future[Located]:
+        """Pin the longest stored prefix of `keys` for `owner`, at most `hold_us`, and say where it lies."""
 
     def insert(self, record: StripeRecord) -> Future[int]:
         """Offer the objects of a durable stripe; the number that are new."""

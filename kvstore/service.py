@@ -27,10 +27,10 @@ class IndexService:
         with self._lock:
             return self._index.missing(keys)
 
-    def locate(self, keys: Sequence[bytes], owner: str) -> Located:
-        """Pin the longest stored prefix of `keys` for `owner` and say where it lies."""
+    def locate(self, keys: Sequence[bytes], owner: str, hold_us: int) -> Located:
+        """Pin the longest stored prefix of `keys` for `owner`, at most `hold_us`, and say where it lies."""
         with self._lock:
-            return self._index.locate(keys, owner, self._clock_us())
+            return self._index.locate(keys, owner, hold_us, self._clock_us())
 
     def release(self, pin: int) -> bool:
         """End a pin; False if unknown."""

@@ -18,7 +18,7 @@ from shoal.cluster.live.names import (
 )
 from shoal.cluster.resolve import GroupSpec, ResolvedCluster
 from shoal.engines.config import EngineConfig
-from shoal.kvstore.config import CodeConfig, DeviceConfig, IndexConfig, StoreConfig, TtlConfig
+from shoal.kvstore.config import CodeConfig, DeviceConfig, IndexConfig, Stay, StoreConfig, TtlConfig
 from shoal.kvstore.core.chain import Namespace
 
 HEADER_BYTES = 1 << 16  # of each weight file, hashed into the revision: tensor names, shapes and offsets
@@ -110,13 +110,13 @@ class ClusterSpec:
             for node in range(store.nodes)
             for device in range(store.devices_per_node)
         )
-        ttl = dict(store.ttl_us)
         return StoreConfig(
             devices=devices,
             index=IndexConfig(
                 capacity_bytes=store.capacity_bytes,
-                ttl=TtlConfig(agent_us=ttl["agent"], chat_us=ttl["chat"], default_us=ttl["default"]),
+                ttl=TtlConfig(**{f"{name}_us": value for name, value in store.ttl_us}),
                 grain_tokens=self.cluster.model.block_tokens,
+                stay=Stay(store.policy),
             ),
             code=CodeConfig(store.data, store.parity, store.ask, min(store.data + 1, store.data + store.parity)),
             stripe_bytes=min(4 << 20, max(1 << 20, share // 16)),

@@ -165,9 +165,9 @@ class IndexActor:
         """Per key: True when the grain is not stored."""
         return self._opened().missing(keys)
 
-    async def locate(self, keys: tuple[bytes, ...], owner: str) -> Located:
-        """Pin the longest stored prefix for `owner` and say where it lies."""
-        return self._opened().locate(keys, owner)
+    async def locate(self, keys: tuple[bytes, ...], owner: str, hold_us: int) -> Located:
+        """Pin the longest stored prefix for `owner`, at most `hold_us`, and say where it lies."""
+        return self._opened().locate(keys, owner, hold_us)
 
     async def release(self, pin: int) -> bool:
         """End a pin."""

@@ -107,9 +107,9 @@ class RayIndex:
     def __init__(self, directory: Members) -> None:
         self._directory = directory
 
-    def locate(self, keys: tuple[bytes, ...], owner: str) -> Future[Located]:
-        """Pin the longest stored prefix of `keys` for `owner` and say where it lies."""
-        return _call(self._directory.only(INDEX), "locate", keys, owner)
+    def locate(self, keys: tuple[bytes, ...], owner: str, hold_us: int) -> Future[Located]:
+        """Pin the longest stored prefix of `keys` for `owner`, at most `hold_us`, and say where it lies."""
+        return _call(self._directory.only(INDEX), "locate", keys, owner, hold_us)
 
     def insert(self, record: StripeRecord) -> Future[int]:
         """Offer the objects of a durable stripe; the number that are new."""

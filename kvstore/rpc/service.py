@@ -139,7 +139,7 @@ class StoreServicer:
         """Keep the longest stored prefix until its release or the end of its lease."""
         with told(context):
             keys, lease_us = keys_of(request.keys), lease_us_of(request.lease_ms)
-            future = self._index.locate(keys, self._owner)
+            future = self._index.locate(keys, self._owner, lease_us)
             try:
                 located = self._ask(future, context)
             except UnavailableError:

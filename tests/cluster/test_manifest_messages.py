@@ -87,7 +87,9 @@ RULES = [
      "data hides one slow device"),
     (STORE + "{code: {ask: 13}}\n", "store.code.ask = 13 must be from data = 10 to data + parity = 12; one more than "
      "data hides one slow device"),
+    (STORE + "{policy: fifo}\n", "store.policy = fifo must be one of sliding, fixed, lru; choose one of them"),
     (STORE + "{capacity: 0B}\n", "store.capacity = 0B must be more than 0; give a size such as 4GiB"),
+    (STORE + "{ttl: {max_age: 0s}}\n", "store.ttl.max_age = 0s must be more than 0; give a duration such as 1d"),
     (STORE + "{ttl: {agent: 0s}}\n", "store.ttl.agent = 0s must be more than 0; give a duration such as 1d"),
     (STORE.replace("prefill: {groups: 1}", "prefill: {groups: 1, truncation: {mode: off}}") + "{}\n",
      "prefill.truncation.mode = off must not be off while store is on; a stored anchor lies before the kept rows; use "

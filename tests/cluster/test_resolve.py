@@ -77,12 +77,21 @@ def test_normal_has_one_engine_and_no_hand_off():
 
 def test_resolved_yaml_reads_back():
     tree = yaml.safe_load(local().to_yaml())
+    assert tree["store"]["policy"] == "sliding"
     assert tree["store"]["ttl_us"] == [
         ["agent", 259_200_000_000],
         ["chat", 604_800_000_000],
         ["default", 86_400_000_000],
+        ["max_age", 2_592_000_000_000],
     ]
     assert tree["groups"][2]["engine"]["role"] == "completion"
+
+
+@pytest.mark.parametrize(("data", "parity"), [(10, 2), (4, 2), (6, 3), (12, 3), (1, 1)])
+def test_a_code_is_its_two_numbers(data, parity):
+    text = f"kind: Cluster\nname: x\nnormal: {{}}\nstore: {{nodes: 5, code: {{data: {data}, parity: {parity}}}}}\n"
+    store = resolve(decode_manifest(text, "x"), FACTS, "x").store
+    assert (store.data, store.parity, store.ask) == (data, parity, data + 1)
 
 
 def test_off_is_a_word():

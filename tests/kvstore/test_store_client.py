@@ -1,12 +1,14 @@
 """Put and fetch over real directories: same bytes after any two losses, clean misses after three, never wrong ones."""
 
 import pickle
+from concurrent.futures import Future
 from itertools import combinations
 from threading import Event, Thread
 
 import pytest
 from shoal.kvstore.config import CodeConfig, FsyncRule, IndexConfig
 from shoal.kvstore.core.records import Kind, Refused, TrafficClass
+from shoal.kvstore.local import LocalIndex
 from shoal.kvstore.upkeep import sweep
 from shoal.kvstore.write import WriteFailed
 from store_world import RunningClock, World, assert_right, erased, payload, prompt, prompt_objects
@@ -193,6 +195,26 @@ def test_a_cancelled_fetch_ends_and_releases_its_pin(world):
     assert world.index.usage().pins == 0
 
 
+class LossyIndex(LocalIndex):
+    """An index that cannot be reached when a pin is to be released."""
+
+    def release(self, pin):
+        future: Future = Future()
+        future.set_exception(ConnectionError("the index does not answer"))
+        return future
+
+
+def test_a_pin_whose_release_is_lost_ends_with_its_fetchs_deadline(world):
+    keys = prompt(5)
+    world.save(prompt_objects(keys))
+    world.client._index = LossyIndex(world.index)
+    assert_right(world.fetch(keys, 0, wait_us=5_000_000), keys)
+    assert world.index.usage().pins == 1
+    world.clock.us += 5_000_000
+    world.index.expire()
+    assert world.index.usage().pins == 0
+
+
 def test_late_erasures_bring_in_the_twelfth(world):
     keys = prompt(5)
     world.save(prompt_objects(keys))
@@ -372,7 +394,7 @@ def test_everything_that_crosses_a_process_border_can_be_pickled(world):
     for value in (
         saved,
         world.index.match(keys, 9_999),
-        world.index.locate(keys, "x"),
+        world.index.locate(keys, "x", 1_000),
         world.index.usage(),
         node.read(place),
         node.scan(place.device),

@@ -68,7 +68,7 @@ def test_what_was_fetched_is_not_read_again(world):
     world.save(prompt_objects(keys, anchors=(12,)))
     new_client(world, 1 << 20)
     cold, warm = world.fetch(keys, 12), world.fetch(keys, 12)
-    assert reads(world) == 11 * len(world.index.locate(keys, "x").stripes)
+    assert reads(world) == 11 * len(world.index.locate(keys, "x", 1_000).stripes)
     assert (cold.memory_bytes, warm.memory_bytes) == (0, PROMPT_BYTES)
     assert (warm.grains, warm.anchor, warm.anchor_grain, warm.reason) == (cold.grains, cold.anchor, 12, "")
     assert_right(warm, keys)

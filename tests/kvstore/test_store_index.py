@@ -3,11 +3,13 @@
 import dataclasses
 
 import pytest
-from shoal.kvstore.config import IndexConfig, TtlConfig
+from shoal.kvstore.config import IndexConfig, Stay, TtlConfig
 from shoal.kvstore.core.index import StoreIndex
+from shoal.kvstore.core.pins import HOLD_US_MAX, Pins
 from shoal.kvstore.core.records import Kind, StripeRecord, TableEntry, TrafficClass
 
 TTL = TtlConfig(agent_us=300, chat_us=700, default_us=300, max_age_us=5_000)
+HOLD_US = 1_000_000_000
 CONFIG = IndexConfig(capacity_bytes=100_000, ttl=TTL, orphan_grace_us=50, orphans_max=10)
 
 
@@ -103,6 +105,25 @@ def test_classes_have_their_own_time_to_live():
     assert index.match(keys("a", 1), 0, 1_009).grains_matched == 1
 
 
+def test_a_fixed_time_is_not_refreshed_and_takes_what_stands_behind():
+    index = new(stay=Stay.FIXED)
+    index.insert(grains("a", 2), 0)
+    index.insert(grains("a", 4, first=2), 600)
+    assert index.match(keys("a", 4), 0, 699).grains_matched == 4
+    assert index.expire(700) == 4  # the younger two would have no predecessor
+    assert (index.usage.grains, index._policy.live) == (0, 0)
+
+
+def test_lru_keeps_a_grain_until_its_room_is_needed_or_its_age_is_reached():
+    index = new(stay=Stay.LRU, capacity_bytes=2_000)
+    one_each(index, "a", 1, 0)
+    one_each(index, "b", 1, 1)
+    assert index.match(keys("a", 1), 0, 4_000).grains_matched == 1
+    one_each(index, "c", 1, 4_001)
+    assert index.missing([key(name, 0) for name in "abc"]) == (False, True, False)
+    assert index.expire(5_000) == 1
+
+
 def test_the_maximum_age_holds_however_often_a_grain_is_hit():
     index = new()
     index.insert(grains("a", 3), 0)
@@ -169,7 +190,7 @@ def test_a_pin_of_an_earlier_life_releases_nobody_elses():
     lives = [StoreIndex(CONFIG, boot_id) for boot_id in ("boot7", "boot8")]
     for index in lives:
         one_each(index, "a", 1, 0)
-    earlier, later = (index.locate(keys("a", 1), "engine1", 1) for index in lives)
+    earlier, later = (index.locate(keys("a", 1), "engine1", HOLD_US, 1) for index in lives)
     assert lives[1].release(earlier.pin) is False
     assert lives[1].usage.pins == 1
     assert lives[1].release(later.pin) is True
@@ -178,7 +199,7 @@ def test_a_pin_of_an_earlier_life_releases_nobody_elses():
 def test_a_pinned_prefix_survives_expiry_eviction_and_age_until_released():
     index = new(capacity_bytes=3_000)
     one_each(index, "a", 3, 0, anchors=(2,))
-    located = index.locate(keys("a", 3), "engine1", 1)
+    located = index.locate(keys("a", 3), "engine1", HOLD_US, 1)
     assert located.grain_stripes == (0, 1, 2)
     assert (located.anchors, located.anchor_stripes) == ((2,), (1,))
     one_each(index, "b", 3, 2)  # needs the room; finds none that is free but its own
@@ -196,13 +217,46 @@ def test_pins_of_a_lost_owner_end():
     index = new()
     one_each(index, "a", 2, 0)
     for owner in ("x", "y", "x"):
-        index.locate(keys("a", 2), owner, 1)
+        index.locate(keys("a", 2), owner, HOLD_US, 1)
     assert index.usage.pins == 3
     assert index.release_owner("x") == 2
     assert index.expire(10_000) == 0
     assert index.release_owner("y") == 1
     index.expire(10_001)
     assert index.usage.grains == 0
+
+
+def test_a_pin_that_nobody_releases_ends_with_its_time():
+    index = new()
+    one_each(index, "a", 2, 0)
+    lost, kept = (index.locate(keys("a", 2), "x", hold_us, 1).pin for hold_us in (3_000, HOLD_US))
+    assert index.release(kept) is True
+    assert index.expire(3_000) == 0
+    assert index.usage.pins == 1
+    index.expire(3_001)
+    assert index.usage.pins == 0
+    assert index.release(lost) is False
+    index.expire(10_000)
+    assert index.usage.grains == 0
+
+
+def test_no_pin_outlives_the_longest_hold():
+    index = new()
+    one_each(index, "a", 1, 0)
+    index.locate(keys("a", 1), "x", 1 << 60, 1)
+    index.expire(HOLD_US_MAX)
+    assert index.usage.pins == 1
+    index.expire(HOLD_US_MAX + 1)
+    assert index.usage.pins == 0
+
+
+def test_ends_of_released_pins_do_not_pile_up():
+    pins: Pins[str] = Pins("boot7")
+    kept = pins.add("kept", "x", 0, HOLD_US)
+    for _ in range(5_000):
+        assert pins.release(pins.add("brief", "x", 0, HOLD_US)) == "brief"
+    assert len(pins._ends) < 200
+    assert pins.overdue(HOLD_US) == (kept,)
 
 
 def test_grains_saved_out_of_order_wait_for_their_predecessor():
@@ -243,13 +297,49 @@ def test_a_lost_stripe_takes_everything_behind_it():
     records = [stripe(entry("a", at), entry("a", at, Kind.ANCHOR)) for at in range(6)]
     for record in records:
         index.insert(record, 0)
-    index.locate(keys("a", 6), "x", 1)
+    index.locate(keys("a", 6), "x", HOLD_US, 1)
     assert index.report_lost(records[3].stripe_id, 1) == 3
     assert index.report_lost(records[3].stripe_id, 1) == 0
     match = index.match(keys("a", 6), 9_999, 2)
     assert (match.grains_matched, match.anchor_grain) == (3, 3)
     assert len(index.freed(9)) == 3
     assert index.usage.anchors == 3
+
+
+def test_a_pin_over_a_lost_stripe_keeps_what_is_before_it():
+    index = new(capacity_bytes=6_000)
+    records = [stripe(entry("a", at)) for at in range(4)]
+    for record in records:
+        index.insert(record, 0)
+    located = index.locate(keys("a", 4), "x", HOLD_US, 1)
+    assert index.report_lost(records[2].stripe_id, 1) == 2
+    one_each(index, "b", 9, 2)  # takes the numbers of what was lost, and more room than there is
+    assert index.match(keys("a", 4), 0, 3).grains_matched == 2
+    assert index.release(located.pin) is True
+    assert index.usage.grains == index._policy.live
+    index.expire(703)
+    assert (index.usage.grains, index._policy.live) == (0, 0)
+
+
+def test_a_stripe_of_two_classes_gives_each_grain_the_longest_promise_behind_it():
+    index = new()
+    index.insert(stripe(*(entry("a", at, traffic=TrafficClass(name)) for at, name in enumerate(("chat", "agent")))), 0)
+    index.insert(stripe(*(entry("b", at, traffic=TrafficClass(name)) for at, name in enumerate(("agent", "chat")))), 0)
+    index.expire(300)
+    assert [index.match(keys(name, 2), 0, 300).grains_matched for name in "ab"] == [1, 2]
+    assert index.expire(699) == 0
+
+
+def test_a_number_given_to_another_prompts_grain_does_not_age_with_the_first():
+    index, lost = new(), grains("a", 3, first=2)
+    index.insert(grains("a", 2), 0)
+    index.insert(lost, 0)
+    for now_us in range(100, 5_000, 100):
+        index.match(keys("a", 2), 0, now_us)
+    index.report_lost(lost.stripe_id, 1)
+    index.insert(grains("b", 3, created_us=4_900), 4_900)  # one of them has the number of what was lost
+    assert index.expire(5_000) == 2
+    assert index.match(keys("b", 3), 0, 5_000).grains_matched == 3
 
 
 def test_a_lost_anchor_stripe_costs_only_the_anchor():
@@ -272,15 +362,15 @@ def test_time_that_steps_back_does_no_harm():
 
 
 def test_the_queues_stay_bounded_under_hits():
-    """A hit costs no queue item; eviction after a million of them looks at each leaf a bounded number of times."""
+    """Hits are weeded out of the logs once later ones stand there, so that the logs are as large as what is stored."""
     index = new(capacity_bytes=1_000_000)
     for name in "abcdefgh":
         one_each(index, name, 4, 0)
     for turn in range(20_000):
-        located = index.locate(keys("abcdefgh"[turn % 8], 4), "x", turn % 200)
+        located = index.locate(keys("abcdefgh"[turn % 8], 4), "x", HOLD_US, turn % 200)
         index.release(located.pin)
-    assert len(index._recency) <= 64 + 4 * 33
-    assert len(index._expiry) <= 64 + 4 * 33 + 33
+    logs = (*index._policy._recency, *index._policy._expiry)
+    assert max(log.places for log in logs) <= 2 * 32 + 1024
 
 
 @pytest.mark.parametrize("grains_asked", [1_024, 8_192])

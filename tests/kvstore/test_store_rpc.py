@@ -221,8 +221,8 @@ class SilentIndex(LocalIndex):
         self.is_silent = False
         self.located = threading.Event()
 
-    def locate(self, keys, owner):
-        answer = super().locate(keys, owner)
+    def locate(self, keys, owner, hold_us):
+        answer = super().locate(keys, owner, hold_us)
         if not self.is_silent:
             return answer
         late: Future = Future()

@@ -59,7 +59,7 @@ def test_three_losses_are_not_enough():
     assert not gather({i: raws[i] for i in range(9)}).is_ready
 
 
-@pytest.mark.parametrize(("data", "parity"), [(1, 1), (2, 1), (3, 3), (4, 2), (16, 4), (20, 1)])
+@pytest.mark.parametrize(("data", "parity"), [(1, 1), (2, 1), (3, 3), (4, 2), (6, 3), (12, 3), (16, 4), (20, 1)])
 def test_other_shapes(data, parity):
     shape = StripeShape(b"T" * 16, 1, data, parity, 0)
     items = objects(5, seed=data)

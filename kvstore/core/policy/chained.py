@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from shoal.kvstore.core.policy.logs import Ages, ChainLog, Marks
+from shoal.kvstore.core.policy.logs import Ages, ChainLog, Marks, lengthen
 from shoal.kvstore.core.policy.verbs import NOBODY, Chain, Flags, Served, joined, leading
 from shoal.kvstore.errors import ConfigError
 
@@ -45,12 +45,15 @@ class ChainRules:
     second_touch_us: int | None = None
 
     def __post_init__(self) -> None:
-        numbers = [("capacity", self.capacity), ("age_max_us", self.age_max_us)]
-        numbers += [("second_touch_us", self.second_touch_us)]
-        numbers += [("ttl_us", value) for value in self.ttl_us] + [("quotas", value) for value in self.quotas]
+        numbers = [("capacity", self.capacity), ("second_touch_us", self.second_touch_us)]
+        numbers += [("quotas", value) for value in self.quotas]
+        lives = [("age_max_us", self.age_max_us), *(("ttl_us", value) for value in self.ttl_us)]
         for name, value in numbers:
             if value is not None and value < 1:
                 raise ConfigError(f"policy.{name}", value, "must be positive", "leave it out for no limit")
+        for name, value in lives:
+            if value is not None and value < 0:
+                raise ConfigError(f"policy.{name}", value, "must not be negative", "leave it out for no limit")
         holes = self.age_max_us is not None or self.second_touch_us is not None or bool(self.quotas)
         if self.order is Order.HEAD_FIRST and holes:
             rule = "leaves holes, so it cannot stand beside an age, a quota or second touch"
@@ -60,7 +63,7 @@ class ChainRules:
 class ChainPolicy:
     """The policy machine of `ChainRules`; see `Policy` for its verbs. O(chain) vector work a verb, whatever is stored.
 
-    Memory: 8 bytes a possible grain, 8 more with a time to live, 8 with an age, 8 with second touch, 4 with quotas, 4
+    Memory: 8 bytes a possible grain, 8 more with a time to live, 4 with an age, 8 with second touch, 4 with quotas, 4
     once something is pinned, and at most about 8 bytes of log a resident grain for each of recency and expiry.
     """
 
@@ -81,6 +84,7 @@ class ChainPolicy:
         self._pin_count = 0
         self._pins_of = np.zeros(0, np.int32)
         self._overdue: list[int] = []  # first grains past their age but pinned
+        self._late: list[Chain] = []  # released after their time had come
         self._live = 0
         self._area = 0  # resident grains times microseconds
         self._clock_us: int | None = None
@@ -100,8 +104,24 @@ class ChainPolicy:
         """Bytes of all arrays and logs (Python's own objects for log entries at 120 bytes each)."""
         arrays = (self._serial_of, self._due_of, self._seen_us, self._tenant_of, self._pins_of)
         logs = (*self._expiry, *self._recency)
-        ages = 0 if self._ages is None else 8 * self._grains_max
+        ages = 0 if self._ages is None else 4 * self._grains_max
         return sum(a.nbytes for a in arrays) + sum(4 * log.places + 120 * len(log) for log in logs) + ages
+
+    def reserve(self, grains_max: int) -> None:
+        """Room for ids up to `grains_max`, which must not shrink. O(grains_max)."""
+        assert grains_max >= self._grains_max, f"{grains_max} ids are fewer than the {self._grains_max} there are"
+        self._grains_max = grains_max
+        lengthen(self._serial_of, grains_max, 0)
+        if self._rules.ttl_us:
+            lengthen(self._due_of, grains_max, -1)
+        if self._rules.second_touch_us:
+            lengthen(self._seen_us, grains_max, -1)
+        if self._rules.quotas:
+            lengthen(self._tenant_of, grains_max, 0)
+        if len(self._pins_of):
+            lengthen(self._pins_of, grains_max, 0)
+        if self._ages is not None:
+            self._ages.reserve(grains_max)
 
     def lookup(self, chain: Chain, now_us: int) -> int:
         """Leading resident grains of the chain at this time; changes nothing."""
@@ -118,11 +138,14 @@ class ChainPolicy:
             assert (self._serial_of[chain] > 0).all(), "a touched grain is not resident: insert it"
             self._write(chain, None, now_us, traffic, tenant)
 
-    def insert(self, chain: Chain, now_us: int, traffic: int = 0, tenant: int = 0) -> Chain:
-        """A whole chain was written: absent grains become resident, resident ones are used. Returns evicted ids."""
+    def insert(self, chain: Chain, now_us: int, traffic: int = 0, tenant: int = 0, born_us: int | None = None) -> Chain:
+        """A whole chain was written: absent grains become resident, resident ones are used. Returns evicted ids.
+
+        `born_us`: when the first grain was written, if it is absent (None: now).
+        """
         gone = self._expire(now_us)
         if len(chain):
-            gone += self._insert(chain, self._serial_of[chain] == 0, now_us, traffic, tenant)
+            gone += self._insert(chain, self._serial_of[chain] == 0, now_us, traffic, tenant, born_us)
         return joined(gone)
 
     def serve(self, chain: Chain, now_us: int, traffic: int = 0, tenant: int = 0) -> Served:
@@ -161,21 +184,36 @@ class ChainPolicy:
         return self._pin_count
 
     def release(self, pin: int, now_us: int) -> bool:
-        """End a pin; its completion is a use of its grains. False if it is unknown (already released)."""
-        chain, traffic, tenant = self._pins.pop(pin, (NOBODY, 0, 0))
-        if not len(chain):
+        """End a pin; its completion is a use of its grains. False if it is unknown (already released).
+
+        Grains whose time came meanwhile go with the next `expire`.
+        """
+        held = self._pins.pop(pin, None)
+        if held is None:
             return False
+        chain, traffic, tenant = held
         self._pins_of[chain] -= 1
-        self._write(chain, None, now_us, traffic, tenant)
+        if len(chain):
+            self._write(chain, None, now_us, traffic, tenant)
         if self._rules.ttl_us and not self._rules.refresh:
-            self._drop(chain[(self._due_of[chain] < now_us) & ~self._pinned(chain)], 0)
+            self._late.append(chain)
         overdue, self._overdue = self._overdue, []
         for first in overdue:
             assert self._ages is not None
-            self._drop_aged(self._ages.behind(first))
+            self._ages.ask_again(first)
         return True
 
-    def _insert(self, chain: Chain, absent: Flags, now_us: int, traffic: int, tenant: int) -> list[Chain]:
+    def forget(self, ids: Chain) -> None:
+        """These resident grains are gone, pinned or not, and all behind them; a pin keeps what is before them."""
+        if self._pinned(ids).any():
+            for pin, (chain, traffic, tenant) in self._pins.items():
+                self._pins[pin] = (chain[: leading(~np.isin(chain, ids))], traffic, tenant)
+            self._pins_of[ids] = 0
+        self._drop(ids, 0)
+
+    def _insert(
+        self, chain: Chain, absent: Flags, now_us: int, traffic: int, tenant: int, born_us: int | None = None
+    ) -> list[Chain]:
         window_us = self._rules.second_touch_us
         if window_us is not None:
             seen = self._seen_us[chain]
@@ -185,6 +223,8 @@ class ChainPolicy:
             if not admitted:
                 return []
         self._write(chain, absent, now_us, traffic, tenant)
+        if self._ages is not None and absent.any():
+            self._ages.add(int(chain[0]), chain[absent], now_us if born_us is None else born_us)
         return self._make_room(tenant)
 
     def _write(self, chain: Chain, absent: Flags | None, now_us: int, traffic: int, tenant: int) -> None:
@@ -194,8 +234,6 @@ class ChainPolicy:
         self._live += len(fresh)
         if self._expiry:
             self._promise(chain, fresh, now_us, traffic)
-        if self._ages is not None and len(fresh):
-            self._ages.add(int(chain[0]), fresh, now_us)
         if self._held:
             self._tenant_of[fresh] = tenant
             self._held[tenant] += len(fresh)
@@ -247,6 +285,11 @@ class ChainPolicy:
         self._area += self._live * (now_us - clock_us)
         self._clock_us = now_us
         gone: list[Chain] = []
+        late, self._late = self._late, []
+        for ids in late:
+            ids = ids[(self._serial_of[ids] > 0) & (self._due_of[ids] < now_us) & ~self._pinned(ids)]
+            self._drop(ids, 0)
+            gone.append(ids)
         for log in self._expiry:
             while len(log) and (due_us := log.oldest) < now_us:
                 ids = log.take()

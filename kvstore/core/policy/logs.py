@@ -8,6 +8,7 @@ amortised O(1) a reference, and at most about twice as many log places as reside
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,13 @@ from shoal.kvstore.core.policy.verbs import NOBODY, Chain
 
 Marks = npt.NDArray[np.int64]
 _SLACK = 1024  # log places below which rebuilding is not worth its call
+
+
+def lengthen(marks: npt.NDArray[np.generic], grains_max: int, fill: int) -> None:
+    """Room for more grains, in place: a log shares the array with its policy, and nobody keeps a view of it."""
+    known = len(marks)
+    marks.resize(grains_max, refcheck=False)
+    marks[known:] = fill
 
 
 class ChainLog:
@@ -73,51 +81,62 @@ class Ages:
 
     def __init__(self, grains_max: int, serial_of: Marks) -> None:
         self._serial_of = serial_of
-        self._born: Marks = np.full(grains_max, -1, np.int64)  # -1: not a first grain
-        self._queue: deque[tuple[int, int]] = deque()  # (born, first grain), rising
+        self._first_of = np.full(grains_max, -1, np.int32)
+        self._born: dict[int, int] = {}  # by first grain
+        self._queue: list[tuple[int, int]] = []  # (born, first grain)
         self._behind: dict[int, list[Chain]] = {}
         self._sizes: dict[int, tuple[int, int]] = {}  # ids listed, ids at which to weed
 
     def born(self, first: int) -> int:
         """When this first grain was written; -1 if it is not stored."""
-        return int(self._born[first])
+        return self._born.get(first, -1)
 
-    def add(self, first: int, fresh: Chain, now_us: int) -> None:
-        """New grains behind `first` (itself among them when it is new)."""
-        if self._born[first] < 0:
-            self._born[first] = now_us
-            self._queue.append((now_us, first))
+    def reserve(self, grains_max: int) -> None:
+        """Room for more grains."""
+        lengthen(self._first_of, grains_max, -1)
+
+    def add(self, first: int, fresh: Chain, born_us: int) -> None:
+        """New grains behind `first` (itself among them when it is new: then it was written at `born_us`)."""
+        if first not in self._born:
+            self._born[first] = born_us
+            heappush(self._queue, (born_us, first))
             self._behind[first], self._sizes[first] = [], (0, _SLACK)
+        self._first_of[fresh] = first
         self._behind[first].append(fresh)
         size, limit = self._sizes[first]
         size += len(fresh)
         if size > limit:
-            kept = np.unique(np.concatenate(self._behind[first]))
-            kept = kept[self._serial_of[kept] > 0]
+            kept = self.behind(first)
             self._behind[first] = [kept]
             size, limit = len(kept), 2 * len(kept) + _SLACK
         self._sizes[first] = (size, limit)
 
     def forget(self, ids: Chain) -> None:
         """First grains among `ids` are gone (and with them everything behind)."""
-        for first in ids[self._born[ids] >= 0].tolist():
-            self._born[first] = -1
-            del self._behind[first], self._sizes[first]
+        for first in self.firsts(ids):
+            del self._born[first], self._behind[first], self._sizes[first]
 
     def take_due(self, before_us: int) -> list[Chain]:
         """Resident grains behind every first grain born before this time."""
         due = []
         while self._queue and self._queue[0][0] < before_us:
-            born, first = self._queue.popleft()
-            if self._born[first] == born:
+            born_us, first = heappop(self._queue)
+            if self.born(first) == born_us:
                 due.append(self.behind(first))
         return due
+
+    def ask_again(self, first: int) -> None:
+        """What was due behind this first grain could not go yet: it is due again, if it is still stored."""
+        if first in self._born:
+            heappush(self._queue, (self._born[first], first))
 
     def behind(self, first: int) -> Chain:
         """Resident grains behind a first grain, itself among them; none if it is not stored."""
         listed = np.unique(np.concatenate(self._behind.get(first, [NOBODY])))
-        return listed[self._serial_of[listed] > 0]
+        # A number may belong to another grain by now.
+        found: Chain = listed[(self._serial_of[listed] > 0) & (self._first_of[listed] == first)]
+        return found
 
     def firsts(self, ids: Chain) -> list[int]:
         """Those of the ids that are first grains."""
-        return [int(first) for first in ids[self._born[ids] >= 0]]
+        return [int(first) for first in ids[self._first_of[ids] == ids] if int(first) in self._born]
