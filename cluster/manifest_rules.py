@@ -74,6 +74,9 @@ def _role(name: str, role: Prefill | Decode | Normal) -> Iterator[Problem]:
             yield from _least(f"{name}.{pool}", count, 2, "id 0 is null, so 2 is the smallest pool; or write auto")
     if not isinstance(role, Prefill):
         yield from _least(f"{name}.drafts", role.drafts, 0, "write 0 for no drafts")
+        if role.verify == "varlen" and not role.drafts:
+            rule = "chooses among drafts, and drafts = 0"
+            yield Problem(f"{name}.verify", role.verify, rule, "write full, or how many drafts to make")
     if not isinstance(role, Decode):
         yield from _least(f"{name}.step_tokens_max", role.step_tokens_max, 1, "a step computes at least one token")
         yield from _step_time(f"{name}.step_time_budget", role.step_time_budget)
@@ -200,7 +203,7 @@ def _not_run(m: Manifest) -> Iterator[Problem]:
                 yield Problem(f"{name}.{field}", getattr(role, field), f"{rule}: a group is one rank", remedy)
         if isinstance(role, Prefill):
             continue
-        for field, off in (("verify", "off"), ("zos", False), ("extra_experts", 0)):
+        for field, off in (("zos", False), ("extra_experts", 0)):
             if getattr(role, field) != off:
                 word = "false" if off is False else off
                 yield Problem(f"{name}.{field}", getattr(role, field), rule, f"write {word}")

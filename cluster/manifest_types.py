@@ -49,14 +49,14 @@ class Prefill(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decode(Struct, frozen=True, forbid_unknown_fields=True):
-    """COMPLETION groups."""
+    """COMPLETION groups. `verify` says how many of the `drafts`: all (full), or as many as pay (varlen)."""
 
     groups: int
     dp: int = 1
     ep: int = 1
     sequences_max: int = 16
     drafts: int = 0
-    verify: Literal["off", "full", "varlen"] = "off"
+    verify: Literal["full", "varlen"] = "full"
     zos: bool = False
     extra_experts: int = 0
     blocks: int | Auto = "auto"
@@ -74,7 +74,7 @@ class Normal(Struct, frozen=True, forbid_unknown_fields=True):
     step_time_budget: str = "off"
     truncation: Truncation = Truncation()
     drafts: int = 0
-    verify: Literal["off", "full", "varlen"] = "off"
+    verify: Literal["full", "varlen"] = "full"
     zos: bool = False
     extra_experts: int = 0
     blocks: int | Auto = "auto"

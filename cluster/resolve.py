@@ -23,6 +23,7 @@ from shoal.engines.config import (
     Role,
     Truncation,
     TruncationMode,
+    VerifyMode,
 )
 from shoal.engines.core.layout import blocks_needed, slots_count
 
@@ -199,6 +200,7 @@ def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, 
         truncation=_truncation(manifest, facts),
         cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
         drafts=drafts,
+        verify=VerifyMode.FULL if isinstance(section, Prefill) else VerifyMode(section.verify),
         determinism=Determinism(manifest.determinism),
     )
 

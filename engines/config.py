@@ -21,6 +21,13 @@ class TruncationMode(StrEnum):
     COMPACT = "compact"
 
 
+class VerifyMode(StrEnum):
+    """FULL verifies every draft held; VARLEN as many as pay, by the step curve."""
+
+    FULL = "full"
+    VARLEN = "varlen"
+
+
 class Determinism(StrEnum):
     """What an answer may depend on besides its request and the model.
 
@@ -61,8 +68,8 @@ STEP_TIME_AUTO = -1
 class EngineConfig:
     """Everything one rank's scheduler and runner need to know, resolved: no field is optional or automatic.
 
-    `drafts` are made and verified for each sequence in each decode step, 0 = none; a PROMPT engine makes none, it keeps
-    the drafter's window entries for the engine that does.
+    `drafts` are made for each sequence in each decode step, 0 = none, and verified as `verify` says; a PROMPT engine
+    makes none, it keeps the drafter's window entries for the engine that does.
     A prefill step has at most `step_tokens_max` rows, and fewer where they would take longer than `step_time_us`
     (or STEP_TIME_OFF, STEP_TIME_AUTO).
     """
@@ -77,4 +84,5 @@ class EngineConfig:
     truncation: Truncation = Truncation()
     cache: CacheConfig = CacheConfig()
     drafts: int = 0
+    verify: VerifyMode = VerifyMode.FULL
     determinism: Determinism = Determinism.BATCH_INVARIANT

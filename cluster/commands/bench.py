@@ -17,7 +17,10 @@ class Bench(NamedTuple):
 # Modules are imported when they are asked for: each brings the libraries of its own part.
 BENCHES: dict[str, Bench] = {
     "determinism": Bench("shoal.engines.toy.determinism_bench", "what draws that drafts cannot change cost"),
-    "engine": Bench("shoal.engines.toy.engine_bench", "tokens per second of one engine, with drafts against without"),
+    "engine": Bench(
+        "shoal.engines.toy.engine_bench",
+        "tokens per second of one engine: drafts, all verified or as many as pay, against none",
+    ),
     "experts": Bench("shoal.engines.experts_bench", "balance of experts over ranks, against the published policy"),
     "scheduler": Bench("shoal.engines.run.scheduler_bench", "planning and committing decode steps, against vLLM's"),
     "store": Bench("shoal.kvstore.bench", "coding, put and fetch, against ISA-L, plain files and memcpy"),

@@ -148,13 +148,20 @@ def _table(facts: dict[str, Any], session: Session) -> Table:
     state = "healthy" if facts["healthy"] else "; ".join(facts["reasons"])
     table = Table(title=f"{session.name}  {session.http}  {state}", title_justify="left")
     table.add_column("member", no_wrap=True)
-    for column in ("epoch", "state", "pid", "running", "waiting", "blocks", "slots", "tickets"):
-        table.add_column(column)  # blocks and slots: the free ones
+    for column in ("epoch", "state", "pid", "running", "waiting", "blocks", "slots", "tickets", "drafts"):
+        table.add_column(column)  # blocks and slots: the free ones; drafts: accepted of verified of made
     for member in facts["members"]:
         load = member.get("load") or {}
         cells = [str(load.get(k, "")) for k in ("running", "waiting", "blocks_free", "slots_free", "tickets")]
+        cells.append(_drafts(member.get("counters") or {}))
         table.add_row(member["name"], str(member["epoch"]), member["state"], str(member.get("pid", "")), *cells)
     return table
+
+
+def _drafts(counters: dict[str, int]) -> str:
+    """Accepted of verified of made draft tokens; nothing where none were made."""
+    made, verified, accepted = (counters.get(f"drafts_{what}", 0) for what in ("made", "verified", "accepted"))
+    return f"{accepted} of {verified} of {made}" if made else ""
 
 
 class Stop:

@@ -5,6 +5,7 @@ Each method converts, hands the work to whoever owns it, and answers; what to do
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.balancers.reports import GroupRef
@@ -112,6 +113,10 @@ class EngineActor:
             "implementations": parts.implementations,
             "counters": parts.counters(),
         }
+
+    async def counters(self) -> Mapping[str, int]:
+        """Counts since this life's start, without waiting for a step."""
+        return dict(self._open_parts().counters())
 
     # ------------------------------------------------------------ requests
 

@@ -46,6 +46,7 @@ from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
 from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokensEvent, TokenState
 from shoal.engines.grammar.compiler import GrammarCompiler
 from shoal.engines.grammar.pool import GrammarPool, no_grammar
+from shoal.engines.run.curve_start import KeptCurves
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.load import build_engine, grammar_compiler, implementations, load_model
 from shoal.engines.run.memory import DeviceMemory
@@ -215,7 +216,7 @@ class EngineParts:
     def _on_output(self, output: StepOutput) -> None:
         """What one step produced, on the asyncio loop."""
         self._rate.add(output.rows)
-        self._drafts.add(output.verified, output.accepted)
+        self._drafts.add(output.verified, output.accepted, output.drafts)
         if self._saver is not None and (output.grains or output.anchors):
             self._saver.save(self.sequences.objects(output))
         if self.source is not None:
@@ -378,7 +379,8 @@ def build(spec: ClusterSpec, group: GroupRef, transfer_of: Callable[[str], Trans
     """A group's engine from the checkpoint; its memory is registered with the transfer of its agent name."""
     config = spec.engine(role_of(group))
     model = load_model(Path(spec.model_dir), with_drafter=config.drafts > 0)
-    engine, memory = build_engine(model, config, saves_grains=spec.cluster.store is not None)
+    curves = KeptCurves(Path(spec.run_dir) / "curves", spec.revision)
+    engine, memory = build_engine(model, config, saves_grains=spec.cluster.store is not None, curves=curves)
     transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
     return Built(engine, memory, transfer, implementations(model), grammar_compiler(Path(spec.model_dir), model))
 

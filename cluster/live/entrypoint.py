@@ -22,6 +22,7 @@ from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.membership import View
 from shoal.cluster.core.timeline import RequestTimeline
+from shoal.cluster.live.metrics import ask_counters, counters_text
 from shoal.cluster.live.names import (
     COMPLETION,
     DECODE_BALANCER,
@@ -81,14 +82,17 @@ class EntrypointService:
         return all(view.ready(role) for role in roles)
 
     async def metrics_text(self) -> str:
-        """Gauges of this replica's view of the cluster."""
+        """Gauges of this replica's view of the cluster, and counters of its engines."""
         lines = ["# TYPE shoal_members gauge"]
         counts: dict[tuple[str, str], int] = {}
         for member in self.directory.view.members:
             counts[member.role, member.state] = counts.get((member.role, member.state), 0) + 1
         lines += [f'shoal_members{{role="{r}",state="{s}"}} {n}' for (r, s), n in sorted(counts.items())]
         lines += ["# TYPE shoal_requests_open gauge", f"shoal_requests_open {len(self._runs)}"]
-        return "\n".join(lines) + "\n"
+        engines = [g for role in ENGINE_ROLES for g in self.directory.view.ready(role)]
+        handles = {g.name: handle for g in engines if (handle := self.directory.handle(g)) is not None}
+        counters = counters_text(self.spec.cluster.model.name, await ask_counters(handles))
+        return "\n".join(lines) + "\n" + counters
 
     async def submit(self, job: ChatJob) -> AsyncGenerator[TokenBatch, None]:
         """Serve one sequence; closing the iterator aborts it everywhere."""

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from shoal.cluster.live.clock import monotonic_s
+from shoal.engines.run.output import DraftTotals
 
 WINDOW_S = 10.0
 BUSY_GAP_S = 0.5  # a longer pause between two samples is idleness, not slowness
@@ -33,16 +34,20 @@ class Rate:
 
 
 class DraftCounts:
-    """Drafts judged and accepted since the start, by their number in the block."""
+    """Drafts made, verified and accepted since the start; judged behind right ones, also by number in the block."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def add(self, verified: Sequence[int], accepted: Sequence[int]) -> None:
-        """What one step judged, draft by draft."""
+    def add(self, verified: Sequence[int], accepted: Sequence[int], totals: DraftTotals) -> None:
+        """What one step judged, draft by draft, and what it did in all."""
+        self._counts.update({f"drafts_{name}": count for name, count in totals._asdict().items()})
         for name, counts in (("verified", verified), ("accepted", accepted)):
             self._counts.update({f"drafts_{name}_{number}": count for number, count in enumerate(counts)})
 
     def counts(self) -> Mapping[str, int]:
-        """`drafts_verified_<number>` and `drafts_accepted_<number>`; none where no draft was judged."""
+        """`drafts_<field>` of the totals, and by place `drafts_verified_<number>` and `drafts_accepted_<number>`.
+
+        By place only drafts behind accepted ones count, so their quotient is the chance of one place.
+        """
         return self._counts

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 from shoal.engines.core.sequence import Sequence
+from shoal.engines.core.verify.estimators import StepTimes
 
 
 class VerifyChooser(Protocol):
@@ -19,6 +20,10 @@ class VerifyChooser(Protocol):
         Called once a decode step with at least one sequence, before their counters move on: `process_count ==
         schedule_count` tells that no step of a sequence is open. Fields of the sequences are only read.
         """
+        ...
+
+    def feed(self, times: StepTimes) -> None:
+        """Take the times of a decode step that is committed."""
         ...
 
 

@@ -15,6 +15,7 @@ from shoal.engines.core.request import (
     TokensEvent,
 )
 from shoal.engines.core.sequence import Sequence
+from shoal.engines.core.verify.estimators import StepTimes
 
 
 class StepKind(StrEnum):
@@ -178,7 +179,7 @@ class StepResult:
     `confidences[i]`: raw acceptance confidence of each of the next drafts, 0..1; empty = no confidence head.
 
     `failed` maps request ids to what went wrong with that request alone; it ends with FinishReason.ERROR and pushes
-    no token.
+    no token. `times` of a decode step, if they were taken: lengths of verification are chosen by them.
     """
 
     sampled: Seq[int]
@@ -188,6 +189,7 @@ class StepResult:
     drafts: Seq[Seq[int]] = ()
     confidences: Seq[Seq[float]] = ()
     accepted_logprobs: Seq[Seq[TokenLogprobs]] = ()
+    times: StepTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

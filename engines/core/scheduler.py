@@ -241,6 +241,8 @@ class StepScheduler:
         assert plan is self._open[0], f"step {plan.step} is not the oldest open one, that is {self._open[0].step}"
         assert not plan.behind, f"step {plan.step} was planned behind {plan.behind}: fix it up first"
         done = commit_step(self._ledger, plan, result, self.eos_token_id)
+        if self._verify is not None and result.times is not None:
+            self._verify.feed(result.times)
         events = [*self._collect(plan), *done]
         del self._open[0]
         for later in self._open:

@@ -29,6 +29,11 @@ class BoundModel:
         return self._model.config.text.vocab_size
 
     @property
+    def hidden(self) -> int:
+        """Width of a row, an image's too."""
+        return self._model.config.hidden
+
+    @property
     def eos_token_id(self) -> int:
         """The token that ends an answer."""
         return self._model.config.eos_token_id

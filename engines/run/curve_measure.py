@@ -15,6 +15,7 @@ def measure_curve(
     run_ms: Callable[[int], float],
     barrier: Callable[[], None] = lambda: None,
     mean_of_ranks: Callable[[float], float] = lambda value: value,
+    timed_runs: int = TIMED_RUNS,
 ) -> StepCurve:
     """The curve at increasing `sizes` (engine runtime notes 7.1).
 
@@ -26,7 +27,7 @@ def measure_curve(
     ms: dict[int, float] = {}
     for size in reversed(sizes):
         runs = []
-        for _ in range(WARM_UPS + TIMED_RUNS):
+        for _ in range(WARM_UPS + timed_runs):
             runs.append(run_ms(size))
             barrier()
         ms[size] = mean_of_ranks(trimmed_mean(runs[WARM_UPS:]))

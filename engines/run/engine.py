@@ -30,6 +30,7 @@ from shoal.engines.run.output import (
     anchors_of,
     chunk_ready,
     draft_counts,
+    draft_totals,
     grains_of,
     progress,
 )
@@ -235,6 +236,7 @@ class Engine:
             reasons=plan.reasons,
             verified=verified,
             accepted=accepted,
+            drafts=draft_totals(plan, result),
         )
         self._is_stuck = not (plan.items or plan.finished or plan.dropped or plan.preempted) and self._counts_no_steps
         self._end_unrepeatable(plan.preempted)

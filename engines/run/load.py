@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from shoal.engines.config import Determinism, EngineConfig, Role
+from shoal.engines.config import Determinism, EngineConfig, Role, VerifyMode
 from shoal.engines.core.layout import block_layout, slot_layout
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.grammar.compiler import GrammarCompiler
 from shoal.engines.grammar.token_bytes import TokenBytes
 from shoal.engines.model.cache import Caches
@@ -18,6 +19,7 @@ from shoal.engines.model.decoder import Model
 from shoal.engines.model.numerics import Mode
 from shoal.engines.run.bound import BoundModel
 from shoal.engines.run.constraints import Constraints
+from shoal.engines.run.curve_start import KeptCurves, starting_curve, step_clock
 from shoal.engines.run.draft_pool import DraftPool
 from shoal.engines.run.drafting import Drafting, Limits
 from shoal.engines.run.engine import Engine
@@ -46,12 +48,17 @@ def implementations(model: Model) -> Mapping[str, str]:
 
 
 def build_engine(
-    model: Model, config: EngineConfig, saves_grains: bool = False, rules: SchedulingRules | None = None
+    model: Model,
+    config: EngineConfig,
+    saves_grains: bool = False,
+    rules: SchedulingRules | None = None,
+    curves: KeptCurves | None = None,
 ) -> tuple[Engine, DeviceMemory]:
     """An engine of one rank over a loaded model, and the memory a transfer library registers.
 
-    Several engines may share one model: it is never written. Raises ValueError for settings that contradict the
-    model or each other.
+    Several engines may share one model: it is never written. An engine that chooses how many drafts it verifies times
+    its steps first, unless `curves` has a curve of them. Raises ValueError for settings that contradict the model or
+    each other.
     """
     check_truncation(model, config)
     check_drafts(model, config)
@@ -67,9 +74,13 @@ def build_engine(
             bound, pool, Limits(model.config.eos_token_id, config.max_model_len), config.determinism is Determinism.FULL
         )
     rules = dataclasses.replace(rules or SchedulingRules(), drafts=drafts, pad_token_id=pad)
-    scheduler = StepScheduler(config, model.config.eos_token_id, rules)
+    verify = None
+    if drafts and config.verify is VerifyMode.VARLEN:
+        curve = starting_curve(bound, config, curves)
+        verify = VerifyLengths(VerifySettings(VerifyMode.VARLEN, drafts, config.sequences_max, curve))
+    scheduler = StepScheduler(config, model.config.eos_token_id, rules, verify)
     constraints = Constraints(model.config.text.vocab_size, model.config.eos_token_id, scheduler.rules.drafts)
-    runner = Runner(bound, memory, images, constraints, drafting)
+    runner = Runner(bound, memory, images, constraints, drafting, step_clock())
     return Engine(config, scheduler, runner, memory, images, saves_grains, constraints), memory
 
 
@@ -93,5 +104,7 @@ def check_drafts(model: Model, config: EngineConfig) -> None:
     size = model.config.text.dspark_block_size
     if config.drafts and model.drafter is None:
         raise ValueError(f"drafts = {config.drafts} needs the model's drafter, which is not loaded: set drafts to 0")
+    if config.verify is VerifyMode.VARLEN and not config.drafts:
+        raise ValueError("verify = varlen chooses among drafts and drafts = 0: make drafts, or write full")
     if not 0 <= config.drafts <= size:
         raise ValueError(f"drafts = {config.drafts} must lie in 0..{size}, the block of the model's drafter")

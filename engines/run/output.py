@@ -1,6 +1,7 @@
 """What one engine step gives its surroundings, as values that stay valid after the step."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import FinishEvent, TokensEvent, TokenState
@@ -47,6 +48,18 @@ class AnchorToSave:
     payload: bytes
 
 
+class DraftTotals(NamedTuple):
+    """Draft tokens of one step: made for the next ones, verified (pads do not count) in so many sequences, accepted."""
+
+    made: int = 0
+    sequences: int = 0
+    verified: int = 0
+    accepted: int = 0
+
+
+NO_DRAFTS = DraftTotals()
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """Everything one step produced. `rows` were computed; 0 means that nothing was due. False if there is no news.
@@ -66,6 +79,7 @@ class StepOutput:
     reasons: tuple[tuple[str, str], ...] = ()
     verified: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
+    drafts: DraftTotals = NO_DRAFTS
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.events or self.prompts)
@@ -138,6 +152,18 @@ def draft_counts(plan: Plan, result: StepResult) -> tuple[tuple[int, ...], tuple
     most = max((drafts for _, drafts in judged), default=0)
     verified = tuple(sum(i < drafts and i <= right for right, drafts in judged) for i in range(most))
     return verified, tuple(sum(i < right for right, _ in judged) for i in range(most))
+
+
+def draft_totals(plan: Plan, result: StepResult) -> DraftTotals:
+    """What a step did with drafts, whether or not an earlier one was right; a failed request does not count."""
+    failed = {request_id for request_id, _ in result.failed}
+    judged = [
+        (item.rows - 1, len(accepted))
+        for item, accepted in zip(plan.items, result.accepted, strict=False)
+        if item.read_slot and item.rows > 1 and item.request_id not in failed
+    ]
+    verified, accepted = sum(rows for rows, _ in judged), sum(right for _, right in judged)
+    return DraftTotals(sum(map(len, result.drafts)), len(judged), verified, accepted)
 
 
 def grains_of(made: tuple[Progress, ...], memory: GrainMemory, block_tokens: int) -> tuple[GrainToSave, ...]:

@@ -1,10 +1,13 @@
 """Run one plan on a model: copies first, then the forward, then one sampled token for each completed sequence."""
 
-from collections.abc import Sequence
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import EngineRequest, TokenLogprobs
+from shoal.engines.core.verify.estimators import StepTimes
 from shoal.engines.model.batch import Batch
 from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.drafting import Drafting
@@ -49,7 +52,8 @@ class TokenModel(Protocol):
 class Runner:
     """Synchronous: when `run` returns, the step's KV is in the blocks and slots of `memory`.
 
-    With `drafting`, decode steps verify drafts and make the next ones.
+    With `drafting`, decode steps verify drafts and make the next ones; each is timed by `clock` (seconds), on the
+    thread that calls `run`.
     """
 
     def __init__(
@@ -59,8 +63,10 @@ class Runner:
         images: ImageRows,
         constraints: Constraints | None = None,
         drafting: Drafting | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
+        self._clock = clock
         self._drafting = drafting
         self._memory = memory
         self._images = images
@@ -75,9 +81,15 @@ class Runner:
         if not plan.items:
             self._model.join()
             return StepResult(())
-        hidden = self._model.forward(build_batch(plan, self._images, self._model.lookback))
+        batch = build_batch(plan, self._images, self._model.lookback)
+        began_s = self._clock()
+        hidden = self._model.forward(batch)
         if self._drafting is not None and plan.kind is StepKind.DECODE:
-            return self._verified(self._drafting, plan.items, self._model.logits(hidden))
+            logits = self._model.logits(hidden)
+            computed_s = self._clock()
+            result = self._verified(self._drafting, plan.items, logits)
+            forward_ms, rest_ms = 1e3 * (computed_s - began_s), 1e3 * (self._clock() - computed_s)
+            return dataclasses.replace(result, times=StepTimes(len(plan.items), plan.rows, forward_ms, rest_ms))
         rows = last_rows(plan)
         complete = [i for i, item in enumerate(plan.items) if item.completes]
         logits = self._model.logits(hidden[[rows[i] for i in complete]]) if complete else hidden[:0]

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from shoal.engines.core.verify.lengths import VerifyMode, VerifySettings
+from shoal.engines.config import VerifyMode
+from shoal.engines.core.verify.lengths import VerifySettings
 from shoal.engines.run.published import DRAFTS, published_curve
 from shoal.engines.run.scheduler_load import Case, DecodeLoad, OurLoad, StepCost
 from shoal.engines.run.scheduler_peer import HOW_TO_GET, PeerLoad, peer_version

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from shoal.engines.config import VerifyMode
 from shoal.engines.core.verify.curve import StepCurve
-from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.run.published import DRAFTS, PUBLISHED, PublishedPoint, published_curve
 from shoal.engines.run.verify_traffic import Traffic
 

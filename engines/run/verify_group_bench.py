@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from shoal.engines.config import VerifyMode
 from shoal.engines.core.verify.group import agree
-from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.run.published import DRAFTS, published_curve
 from shoal.engines.run.verify_bench import step_ms
 from shoal.engines.run.verify_traffic import Traffic

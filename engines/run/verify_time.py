@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
+from shoal.engines.config import VerifyMode
 from shoal.engines.core.verify.allocation import allocate, choose_total, split_places
 from shoal.engines.core.verify.estimators import StepTimes
-from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.core.verify.rates import rate_queues
 from shoal.engines.core.verify.redistribution import redistribute
 from shoal.engines.run.published import DRAFTS, published_curve

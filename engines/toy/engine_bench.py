@@ -1,7 +1,8 @@
-"""Measure one engine here: tokens per second with and without drafts, on questions that the built-in model knows.
+"""Measure one engine here: tokens per second without drafts, with all verified, with as many as pay (varlen).
 
-Each batch of questions is prefilled, then decoded until all have ended; decode steps alone are timed. The same engine,
-questions and answers without drafts are the peer, so the ratio is what drafts pay on this machine.
+Each batch of questions that the built-in model knows is prefilled, then decoded until all have ended; decode steps
+alone are timed. The same engine, questions and answers without drafts are the peer, so the ratio is what drafts pay on
+this machine. An engine that verifies as many as pay measures its steps first, which is not counted.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from shoal.engines.config import CacheConfig, EngineConfig, Role
+from shoal.engines.config import CacheConfig, EngineConfig, Role, VerifyMode
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.plan import StepKind
 from shoal.engines.core.request import EngineRequest, SamplingParams, TokensEvent
@@ -34,15 +35,18 @@ STEP_TOKENS_MAX = 512
 @dataclass(frozen=True, slots=True)
 class Figure:
     """Decode of all questions, `sequences` at a time: tokens and steps, wall and processor seconds, tokens a sequence
-    and step (1 without drafts)."""
+    and step (1 without drafts); draft tokens made, and verified of them."""
 
     drafts: int
+    verify: VerifyMode
     sequences: int
     tokens: int
     steps: int
     wall_s: float
     processor_s: float
     length: float
+    made: int = 0
+    verified: int = 0
 
 
 def questions(count: int, seed: int) -> list[tuple[int, ...]]:
@@ -59,15 +63,16 @@ def questions(count: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def measure(
-    model: Model, prompts: Sequence[tuple[int, ...]], sequences: int, drafts: int
+    model: Model, prompts: Sequence[tuple[int, ...]], sequences: int, drafts: int, verify: VerifyMode = VerifyMode.FULL
 ) -> tuple[Figure, list[list[int]]]:
     """Answer all prompts greedily in batches; what it cost, and the answers."""
     answers: list[list[int]] = []
-    tokens = steps = shares = 0
+    tokens = steps = shares = made = verified = 0
     wall_s = processor_s = 0.0
+    config = config_for(prompts, sequences, drafts, verify)
+    engine, _ = build_engine(model, config)  # one for all batches: what it learns of its steps stays
     for first in range(0, len(prompts), sequences):
         batch = prompts[first : first + sequences]
-        engine, _ = build_engine(model, config_for(batch, drafts))
         said: dict[str, list[int]] = {}
         for number, prompt in enumerate(batch):
             name = str(number)
@@ -84,33 +89,37 @@ def measure(
                 processor_s += time.process_time() - spent
                 tokens, steps = tokens + sum(len(event.token_ids) for event in told), steps + 1
                 shares += len(told)
+                made, verified = made + output.drafts.made, verified + output.drafts.verified
         answers += [said[str(number)] for number in range(len(batch))]
-    return Figure(drafts, sequences, tokens, steps, wall_s, processor_s, tokens / max(1, shares)), answers
+    length = tokens / max(1, shares)
+    return Figure(drafts, verify, sequences, tokens, steps, wall_s, processor_s, length, made, verified), answers
 
 
-def config_for(batch: Sequence[tuple[int, ...]], drafts: int) -> EngineConfig:
-    """A NORMAL engine with room for the batch and all its answers."""
-    length = max(map(len, batch)) + OUTPUTS_MAX
+def config_for(prompts: Sequence[tuple[int, ...]], sequences: int, drafts: int, verify: VerifyMode) -> EngineConfig:
+    """A NORMAL engine with room for so many of the prompts and all their answers."""
+    length = max(map(len, prompts)) + OUTPUTS_MAX
     each = blocks_needed(length + drafts, CacheConfig().block_tokens)
     return EngineConfig(
         role=Role.NORMAL,
         max_model_len=length,
         step_tokens_max=STEP_TOKENS_MAX,
-        sequences_max=len(batch),
+        sequences_max=sequences,
         # Twice the blocks, so that the last prompt is not stopped by the watermark.
-        cache=CacheConfig(blocks_count=2 * each * len(batch) + 2, slots_count=len(batch) + 2),
+        cache=CacheConfig(blocks_count=2 * each * sequences + 2, slots_count=sequences + 2),
         drafts=drafts,
+        verify=verify,
     )
 
 
 def lines_of(figures: Sequence[Figure]) -> list[str]:
     """A table of the figures; each with drafts also as a ratio to the one without."""
     plain = {f.sequences: f.tokens / f.wall_s for f in figures if not f.drafts}
-    lines = ["sequences  drafts  tokens/s  against none  tokens a step  tokens/s of processor time"]
+    lines = ["sequences  drafts  verify  tokens/s  against none  verified  tokens a step  tokens/s of processor time"]
     for f in figures:
         rate = f.tokens / f.wall_s
         ratio = f"{rate / plain[f.sequences]:.2f} x" if f.drafts else ""
-        shares = f"{f.sequences:9d}  {f.drafts:6d}  {rate:8.1f}  {ratio:>12}  {f.length:13.2f}"
+        mode, share = (str(f.verify), f"{f.verified / max(1, f.made):.0%}") if f.drafts else ("", "")
+        shares = f"{f.sequences:9d}  {f.drafts:6d}  {mode:>6}  {rate:8.1f}  {ratio:>12}  {share:>8}  {f.length:13.2f}"
         lines.append(f"{shares}  {f.tokens / f.processor_s:26.1f}")
     return lines
 
@@ -136,13 +145,13 @@ def main(arguments: Sequence[str]) -> int:
     figures: list[Figure] = []
     changed = 0
     for sequences in (b for b in BATCHES if b <= len(prompts)):
-        answers = []
-        for drafts in (0, model.config.text.dspark_block_size):
-            sys.stderr.write(f"{sequences} sequences, {drafts} drafts\n")
-            figure, answered = measure(model, prompts, sequences, drafts)
+        answers, most = [], model.config.text.dspark_block_size
+        for drafts, verify in ((0, VerifyMode.FULL), (most, VerifyMode.FULL), (most, VerifyMode.VARLEN)):
+            sys.stderr.write(f"{sequences} sequences, {drafts} drafts, verify {verify}\n")
+            figure, answered = measure(model, prompts, sequences, drafts, verify)
             figures.append(figure)
             answers.append(answered)
-        changed += answers[0] != answers[1]
+        changed += sum(other != answers[0] for other in answers[1:])
     if asked.json:
         sys.stdout.write(json.dumps({"bench": "engine", "figures": [asdict(f) for f in figures]}, indent=1) + "\n")
     else:

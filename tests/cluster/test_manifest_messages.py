@@ -120,7 +120,7 @@ RULES = [
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, drafts: -1}"),
      "decode.drafts = -1 must be at least 0; write 0 for no drafts"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, verify: varlen}"),
-     "decode.verify = varlen is not run by this version; write off"),
+     "decode.verify = varlen chooses among drafts, and drafts = 0; write full, or how many drafts to make"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, zos: true}"),
      "decode.zos = true is not run by this version; write false"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, extra_experts: 1}"),

@@ -14,7 +14,7 @@ from shoal.cluster.manifest import decode_manifest, read_manifest
 from shoal.cluster.plan import make_plan
 from shoal.cluster.quantities import Duration, Size
 from shoal.cluster.resolve import resolve
-from shoal.engines.config import Determinism, Role, TruncationMode
+from shoal.engines.config import Determinism, Role, TruncationMode, VerifyMode
 from typer.testing import CliRunner
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -41,7 +41,7 @@ def test_auto_becomes_numbers():
     prefill = local().groups[0].engine
     assert prefill.truncation.keep == 134  # window + backtracking
     assert prefill.truncation.mode is TruncationMode.COMPACT
-    assert prefill.cache.blocks_count == 1 + 4 * 32  # null, and four sequences of 4096 tokens
+    assert prefill.cache.blocks_count == 1 + 4 * 33  # null, and four sequences of 4096 tokens and 5 drafts
     assert prefill.cache.slots_count >= 5
     assert "auto" not in local().to_yaml()
 
@@ -51,6 +51,9 @@ def test_drafts_of_decode_reach_both_roles_and_the_memory_plan():
     cluster = resolve(decode_manifest(text, "x.yaml"), FACTS, "x.yaml")
     prefill, decode = (group.engine for group in cluster.groups)
     assert prefill.drafts == decode.drafts == 5
+    assert prefill.verify is decode.verify is VerifyMode.FULL
+    chosen = resolve(decode_manifest(text.replace("drafts: 5", "drafts: 5, verify: varlen"), "x.yaml"), FACTS, "x.yaml")
+    assert [group.engine.verify for group in chosen.groups] == [VerifyMode.FULL, VerifyMode.VARLEN]
     assert decode.step_tokens_max == 4 * 6
     assert decode.cache.blocks_count == 1 + 4 * 33  # 4096 tokens and five drafts
     plan = make_plan(cluster, FACTS)
@@ -83,14 +86,14 @@ def test_resolved_yaml_reads_back():
 
 
 def test_off_is_a_word():
-    text = "kind: Cluster\nname: x\nnormal: {truncation: {mode: off}, verify: off}\nscaling: {policy: off}\n"
+    text = "kind: Cluster\nname: x\nnormal: {truncation: {mode: off}, verify: full}\nscaling: {policy: off}\n"
     assert decode_manifest(text, "x").normal.truncation.mode == "off"
 
 
 def test_plan_counts_every_pool():
     plan = make_plan(local(), FACTS)
     first = plan.members[0]
-    assert first.blocks_bytes == 129 * 1000
+    assert first.blocks_bytes == 133 * 1000
     assert first.weights_bytes == 10_000
     caches = {member.name: member.cache_bytes for member in plan.members if not member.name.startswith("encoder")}
     assert caches == {"prefill/0": 64 << 20, "prefill/1": 64 << 20, "decode/0": 0, "decode/1": 0}

@@ -42,6 +42,23 @@ def test_models_health_and_metrics(world: World, client: openai.OpenAI) -> None:
     assert "vllm:prompt_tokens_total" in text
 
 
+def test_drafts_are_made_verified_and_counted(world: World, client: openai.OpenAI) -> None:
+    """By one of the decode groups, and the answer is a chat that the model knows, so that some are accepted."""
+    ask = {"model": "shoal-toy", "messages": [{"role": "user", "content": "What is the capital of Poland?"}]}
+    client.chat.completions.create(**ask, max_tokens=24, temperature=0)
+    text = httpx.get(f"{world.http}/metrics").text
+    counts = {
+        name: sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name}_total{{"))
+        for name in (
+            "vllm:spec_decode_num_accepted_tokens",
+            "vllm:spec_decode_num_draft_tokens",
+            "shoal:spec_decode_num_made_tokens",
+        )
+    }
+    accepted, verified, made = counts.values()
+    assert 0 < accepted <= verified <= made
+
+
 BAD_BODIES = [
     (b"{", 400),
     (b"\xff\xfe", 400),

@@ -43,6 +43,7 @@ from shoal.cluster.live.store import IndexActor, StoreNodeActor
 from shoal.cluster.live.surroundings import Surroundings
 from shoal.cluster.live.transfer_in_process import Fault as WriteFault
 from shoal.cluster.live.transfer_in_process import InProcessHub, InProcessTransfer
+from shoal.engines.config import EngineConfig, VerifyMode
 from shoal.engines.core.request import ImageSpan, SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -478,6 +479,11 @@ def image_token_id(model_dir: str) -> int:
 @cache
 def cluster_of_manifest() -> Any:
     return load(ROOT / "manifests" / "local.yaml")[0]
+
+
+def without_drafts(config: EngineConfig) -> EngineConfig:
+    """The same engine, so that sampled answers are the plain loop's draws and no engine has to time its steps."""
+    return replace(config, drafts=0, verify=VerifyMode.FULL)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scenarios.in_process import running, until
+from scenarios.in_process import running, until, without_drafts
 from shoal.cluster.live.engine_parts import Built, registered
 from shoal.cluster.live.names import COMPLETION, role_of
 from shoal.engines.core.request import EngineRequest
@@ -27,7 +27,7 @@ def model() -> Model:
 
 def build_with(model, spec, group, transfer_of):
     """An engine over the one model of this process; memory starts dirty."""
-    engine, memory = build_engine(model, spec.engine(role_of(group)), saves_grains=True)
+    engine, memory = build_engine(model, without_drafts(spec.engine(role_of(group))), saves_grains=True)
     memory.slots.fill_(0xA5)
     return Built(engine, memory, registered(transfer_of, group, memory), {"all": "torch"})
 

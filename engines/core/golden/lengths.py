@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from shoal.engines.config import VerifyMode
 from shoal.engines.core.golden.outcome import MalformedError, Outcome, Verdict, differences
 from shoal.engines.core.verify.curve import StepCurve
 from shoal.engines.core.verify.estimators import ForwardEstimator, SamplerEstimator, StepTimes
-from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.core.verify.redistribution import redistribute
 from shoal.engines.core.verify.sizes import first_size, graph_sizes
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from shoal.engines.config import CacheConfig, EngineConfig, Role
+from shoal.engines.config import CacheConfig, EngineConfig, Role, VerifyMode
 from shoal.engines.core.request import EngineRequest, FinishReason, ImageSpan, SamplingParams
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.sequence import Phase, Sequence
 from shoal.engines.core.verify.curve import StepCurve
-from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 
 STATUS_OF_REASON = {
     FinishReason.STOP: "FINISHED_STOPPED",

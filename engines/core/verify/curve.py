@@ -38,6 +38,15 @@ class StepCurve:
         pairs = list(points)
         return cls(tuple(size for size, _ in pairs), tuple(float(ms) for _, ms in pairs))
 
+    def of_every_row(self) -> "StepCurve":
+        """This curve at every size up to its largest, for an engine that pads no step: straight between two sizes.
+
+        Such a step never takes less time for having more rows, so a fall between sizes is noise: the times of both
+        sides are averaged (isotonic regression). Below the first size the time is that of the first.
+        """
+        rows = np.arange(1, self.rows_max + 1)
+        return StepCurve.of(zip(rows.tolist(), np.interp(rows, self.sizes, _rising(self.ms)).tolist(), strict=True))
+
     @property
     def rows_max(self) -> int:
         """The largest step that was measured."""
@@ -65,3 +74,15 @@ class StepCurve:
         """Padded size and curve time at [rows]: looked up once, for every step asks for all of them."""
         index = np.searchsorted(self.sizes, np.arange(self.rows_max + 1))
         return np.asarray(self.sizes, np.float64)[index], np.asarray(self.ms, np.float64)[index]
+
+
+def _rising(values: Iterable[float]) -> list[float]:
+    """The nearest values, by least squares, that never fall: neighbours that do are pooled into their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, members = pools.pop()
+            mean, count = (before * members + mean * count) / (members + count), members + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]

@@ -2,20 +2,13 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from enum import StrEnum
 
+from shoal.engines.config import VerifyMode
 from shoal.engines.core.verify.allocation import Total, allocate, allocate_total
 from shoal.engines.core.verify.curve import StepCurve
 from shoal.engines.core.verify.estimators import StepEstimators, StepTimes
 from shoal.engines.core.verify.group import GroupTotal, Offer, offer, rank_total
 from shoal.engines.core.verify.rates import Drafted, rate_queues
-
-
-class VerifyMode(StrEnum):
-    """FULL verifies every draft held; VARLEN as many as pay, by the curve."""
-
-    FULL = "full"
-    VARLEN = "varlen"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 from shoal.engines.core.verify.curve import StepCurve
 from shoal.engines.run.curve_cache import GRACE_S, SKEW_S, TTL_S, CurveCache, CurveKey
 from shoal.engines.run.curve_measure import measure_curve, trimmed_mean
+from shoal.engines.run.curve_start import measured_sizes
 
 NOW_S = 1_790_000_000
 KEY = CurveKey("builtin:toy", (1, 2, 4), 1, 1, 2, "cpu x 2", (("torch", "2.13"), ("shoal", "0.1")))
@@ -94,3 +95,10 @@ def test_a_time_that_cannot_be_is_refused():
         measure_curve((1, 2), lambda size: 0.0)
     with pytest.raises(ValueError, match="2 values are too few"):
         trimmed_mean([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("rows_max", "sizes"), [(1, (1,)), (2, (1, 2)), (4, (1, 4)), (5, (1, 4, 5)), (48, (1, 4, 16, 48))]
+)
+def test_few_sizes_reach_the_largest_step(rows_max, sizes):
+    assert measured_sizes(rows_max) == sizes

@@ -32,6 +32,9 @@ class AnyRows:
     def choose(self, sequences):
         return [self.dice.randint(1, 1 + len(one.drafts)) for one in sequences]
 
+    def feed(self, times):
+        pass
+
 
 @pytest.fixture
 def world(narrow_drafting: Model, request: pytest.FixtureRequest) -> World:

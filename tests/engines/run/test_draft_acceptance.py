@@ -5,12 +5,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from shoal.engines.config import CacheConfig, EngineConfig, Role
+from shoal.engines.config import CacheConfig, EngineConfig, Role, VerifyMode
 from shoal.engines.core.layout import CacheShape, block_layout, draft_pool_bytes, slot_layout
 from shoal.engines.core.plan import StepKind
 from shoal.engines.core.request import EngineRequest, SamplingParams, TokensEvent
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
+from shoal.engines.core.verify.curve import StepCurve
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.model.drafter import DraftBlock, DraftChoice
 from shoal.engines.run.acceptance import FRESH, judge
 from shoal.engines.run.draft_pool import DraftPool
@@ -27,6 +29,7 @@ SHAPE = CacheShape(
     backtracking=6, head_dim=32, index_dim=32, block_tokens=16,
 )  # fmt: skip
 CHAIN = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 1.5, 0.5], [-1.0, 2.0, 0.0, 0.3], [1.0, 0.0, 0.0, 1.0]])
+CONFIDENCE = torch.tensor([2.0, -1.0, 0.5, 3.0])
 GUESSES = {
     "close": CHAIN + torch.tensor([0.3, -0.2, 0.0, 0.4]),
     "equal": CHAIN,
@@ -57,10 +60,13 @@ class Chain:
             tokens.append(choice(logits[-1], number))
         made, given = torch.stack(tokens[1:], 1), torch.stack(logits, 1)
         none = torch.zeros(len(golden), BLOCK)
-        return DraftBlock(made, given, given, none, none, none, none)
+        sure = CONFIDENCE[torch.stack(tokens[:-1], 1)]  # a draft's confidence knows the token before it, as the model's
+        return DraftBlock(made, given, given, none, sure, sure, none)
 
 
-def outputs(params: list[SamplingParams], guesses: Tensor, drafts: int, events: list | None = None) -> list[tuple]:
+def outputs(
+    params: list[SamplingParams], guesses: Tensor, drafts: int, events: list | None = None, varlen: bool = False
+) -> list[tuple]:
     """What an engine of the real scheduler and runner makes of the prompt (0, 1) under each of the parameters."""
     config = EngineConfig(
         Role.NORMAL, max_model_len=64, step_tokens_max=512, sequences_max=64,
@@ -70,7 +76,7 @@ def outputs(params: list[SamplingParams], guesses: Tensor, drafts: int, events: 
     model, limits = Chain(guesses), Limits(eos_token_id=-1, max_model_len=64)
     drafting = Drafting(model, DraftPool(64, drafts, VOCABULARY, PAD), limits) if drafts else None
     runner = Runner(model, memory, ImageRows(hidden=1), drafting=drafting)
-    scheduler = StepScheduler(config, -1, SchedulingRules(drafts=drafts, pad_token_id=PAD))
+    scheduler = StepScheduler(config, -1, SchedulingRules(drafts=drafts, pad_token_id=PAD), chooser(drafts, varlen))
     for i, one in enumerate(params):
         scheduler.submit(EngineRequest(str(i), (0, 1), 2, one), now_us=0)
     found: list[list[int]] = [[] for _ in params]
@@ -85,22 +91,31 @@ def outputs(params: list[SamplingParams], guesses: Tensor, drafts: int, events: 
     return [tuple(one) for one in found]
 
 
+def chooser(drafts: int, varlen: bool) -> VerifyLengths | None:
+    """One that verifies some of the drafts and leaves the rest, whatever the times of these steps are."""
+    curve = StepCurve.of((rows, 1e6 * (60 + rows)) for rows in range(1, 64 * (1 + drafts) + 1))
+    return VerifyLengths(VerifySettings(VerifyMode.VARLEN, drafts, 64, curve)) if varlen else None
+
+
 @pytest.mark.parametrize(
-    ("guess", "drafts", "shape"),
+    ("guess", "drafts", "shape", "varlen"),
     [
-        ("close", 5, {}),
-        ("close", 1, {"temperature": 0.7, "top_p": 0.9}),
-        ("far", 5, {"top_k": 2}),
-        ("far", 3, {"min_p": 0.2, "temperature": 1.4}),
-        ("equal", 5, {"temperature": 1.3}),
-        ("broken", 5, {}),
+        ("close", 5, {}, True),
+        ("close", 1, {"temperature": 0.7, "top_p": 0.9}, False),
+        ("far", 5, {"top_k": 2}, True),
+        ("far", 3, {"min_p": 0.2, "temperature": 1.4}, False),
+        ("equal", 5, {"temperature": 1.3}, False),
+        ("broken", 5, {}, False),
     ],
 )
-def test_sampled_outputs_have_the_models_distribution(guess: str, drafts: int, shape: dict) -> None:
-    """All outputs of five tokens, grouped by the last three: 64 cells, of which filters leave fewer."""
+def test_sampled_outputs_have_the_models_distribution(guess: str, drafts: int, shape: dict, varlen: bool) -> None:
+    """All outputs of five tokens, grouped by the last three: 64 cells, of which filters leave fewer.
+
+    Where lengths vary, who is verified depends on confidences, which depend on what was drawn.
+    """
     count = 1500
     params = [SamplingParams(seed=1000 + i, max_tokens=5, ignore_eos=True, **shape) for i in range(count)]
-    said = outputs(params, GUESSES[guess], drafts)
+    said = outputs(params, GUESSES[guess], drafts, varlen=varlen)
     assert {len(one) for one in said} == {5}
     one = SamplingParams(**shape)
     step = final_logprobs(CHAIN.double(), [one] * VOCABULARY, torch.zeros(VOCABULARY, dtype=torch.bool)).exp().numpy()

@@ -1,18 +1,23 @@
 """Drafts change how many steps an answer takes, never a greedy token: whatever is accepted, cut, moved or preempted."""
 
 import dataclasses
+import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from engine_world import Rank, World
-from shoal.engines.config import EngineConfig, Role
+from shoal.engines.config import CacheConfig, EngineConfig, Role, VerifyMode
 from shoal.engines.core.request import EngineRequest, SamplingParams
+from shoal.engines.core.verify.curve import StepCurve
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.drafter import DraftBlock, DraftChoice
+from shoal.engines.run.curve_start import KeptCurves
 from shoal.engines.run.generate import generate
-from shoal.engines.run.load import check_drafts
+from shoal.engines.run.load import build_engine, check_drafts
 from torch import Tensor
 
 GRAIN, KEEP, DRAFTS = 16, 24, 5
@@ -62,6 +67,18 @@ def drafting_rank(world: World, role: Role, teller: Foreteller, **settings: obje
     return rank
 
 
+def choosing_rank(world: World, role: Role, teller: Foreteller, curve: StepCurve, **settings: object) -> Rank:
+    """A rank that verifies as many drafts as pay by `curve`, and by the times of its own steps."""
+    rank = drafting_rank(world, role, teller, **settings)
+    sequences_max = rank.engine.config.sequences_max
+    rank.engine._scheduler._verify = VerifyLengths(VerifySettings(VerifyMode.VARLEN, DRAFTS, sequences_max, curve))
+    return rank
+
+
+def curve_of(ms: Callable[[int], float], rows_max: int = 96) -> StepCurve:
+    return StepCurve.of((rows, ms(rows)) for rows in range(1, rows_max + 1))
+
+
 def teach(world: World, teller: Foreteller, requests: list[EngineRequest]) -> dict[str, list[int]]:
     """The answers of an engine without drafts, which the plain loop confirms."""
     rank = world.rank(Role.NORMAL)
@@ -93,6 +110,26 @@ def test_any_batch_and_chunks(world: World, teller: Foreteller, step_tokens_max:
     assert rank.tokens == answers
     verified, accepted = steps_of(rank)
     assert 0 < accepted < verified, "the scenario does not test what it says"
+
+
+def test_fewer_verified_drafts_change_no_token(world: World, teller: Foreteller) -> None:
+    """Several sequences at once, whose drafter is more or less sure; an image and a short answer among them."""
+    shapes = [(20, (5,), 16), (40, (), 9), (21, (), 3)]
+    requests = [world.request(f"r{i}", n, world.sampling(m, True), images) for i, (n, images, m) in enumerate(shapes)]
+    answers = teach(world, teller, requests)
+    counts = []
+    for curve in (curve_of(lambda rows: 60 + 4 * rows), curve_of(lambda rows: 1e6 * rows**2)):
+        rank = choosing_rank(world, Role.NORMAL, teller, curve)
+        for request in requests:
+            world.submit(rank, request)
+        rank.run()
+        assert rank.tokens == answers
+        drafts = [output.drafts for output in rank.outputs]
+        counts.append([sum(one[i] for one in drafts) for i in range(4)])
+    (made, _, verified, accepted), nobody = counts
+    assert 0 < accepted < verified < made, "the scenario does not test what it says"
+    assert nobody[0] > 0
+    assert nobody[1:] == [0, 0, 0], "a row costs more than everything that it could bring"
 
 
 def test_preempted_sequences(world: World, teller: Foreteller) -> None:
@@ -194,6 +231,41 @@ def test_seeded_sampling_is_repeatable_and_complete(world: World, teller: Forete
     assert all(len(tokens) == 10 for tokens in said[0].values())
 
 
+def test_an_engine_measures_its_own_steps(narrow_drafting: Model, tmp_path: Path) -> None:
+    """At its start, or it takes what another life of it has kept; what it is told of its steps corrects the curve."""
+    config = EngineConfig(
+        Role.NORMAL, sequences_max=1, max_model_len=200, drafts=DRAFTS, verify=VerifyMode.VARLEN,
+        cache=CacheConfig(GRAIN, 64, 4),
+    )  # fmt: skip
+    kept = KeptCurves(tmp_path, "narrow")
+    engine, _ = build_engine(narrow_drafting, config, curves=kept)
+    again, _ = build_engine(narrow_drafting, config, curves=kept)
+    curve = engine._scheduler._verify.settings.curve
+    assert curve.sizes == tuple(range(1, 7))
+    assert list(curve.ms) == sorted(curve.ms)
+    assert again._scheduler._verify.settings.curve == curve
+    assert len(list(tmp_path.iterdir())) == 1
+    prompt = tuple(range(40, 60))
+    engine.submit(EngineRequest("r", prompt, len(prompt), SamplingParams(0.0, max_tokens=16, ignore_eos=True)), 0)
+    while engine.has_work:
+        engine.step(0)
+    assert engine._scheduler._verify.corrections(1)[1] > 0, "no step's times came back to the chooser"
+
+
+def test_a_curve_that_cannot_be_kept_is_measured_and_told(
+    narrow_drafting: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # an actor in this process may have ended it
+    config = EngineConfig(
+        Role.NORMAL, sequences_max=1, max_model_len=200, drafts=1, verify=VerifyMode.VARLEN,
+        cache=CacheConfig(GRAIN, 64, 4),
+    )  # fmt: skip
+    (tmp_path / "file").write_text("not a directory")
+    engine, _ = build_engine(narrow_drafting, config, curves=KeptCurves(tmp_path / "file", "narrow"))
+    assert engine._scheduler._verify.settings.curve.rows_max == 2
+    assert f"step curves cannot be kept in {tmp_path / 'file'}" in caplog.text
+
+
 def test_generate_with_drafts(toy_dir: Path) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
     prompt = tuple(range(40, 60))
@@ -203,5 +275,7 @@ def test_generate_with_drafts(toy_dir: Path) -> None:
 def test_drafts_a_model_cannot_make_are_refused(narrow: Model, narrow_drafting: Model) -> None:
     with pytest.raises(ValueError, match="drafts = 5 needs the model's drafter, which is not loaded"):
         check_drafts(narrow, EngineConfig(Role.NORMAL, drafts=5))
+    with pytest.raises(ValueError, match="verify = varlen chooses among drafts and drafts = 0"):
+        check_drafts(narrow_drafting, EngineConfig(Role.NORMAL, verify=VerifyMode.VARLEN))
     with pytest.raises(ValueError, match=r"drafts = 6 must lie in 0\.\.5, the block of the model's drafter"):
         check_drafts(narrow_drafting, EngineConfig(Role.NORMAL, drafts=6))

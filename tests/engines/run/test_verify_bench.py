@@ -1,7 +1,8 @@
 """The published table by the live chooser, and the loads that scheduler benches step."""
 
 import pytest
-from shoal.engines.core.verify.lengths import VerifyMode, VerifySettings
+from shoal.engines.config import VerifyMode
+from shoal.engines.core.verify.lengths import VerifySettings
 from shoal.engines.run.published import DRAFTS, PUBLISHED, published_curve
 from shoal.engines.run.scheduler_load import Case, OurLoad, expected_tokens
 from shoal.engines.run.verify_bench import measure

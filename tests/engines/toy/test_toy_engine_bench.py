@@ -18,13 +18,16 @@ def test_measures_both_and_says_the_ratio(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(engine_bench, "OUTPUTS_MAX", 12)
     assert main(["--questions", "2", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
-    assert [(f["sequences"], f["drafts"]) for f in figures] == [(1, 0), (1, 5)]
-    plain, drafted = figures
+    assert [(f["drafts"], f["verify"]) for f in figures] == [(0, "full"), (5, "full"), (5, "varlen")]
+    plain, drafted, chosen = figures
     assert plain["tokens"] == plain["steps"], "one token a step"
     assert plain["length"] == 1.0
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["steps"] < plain["steps"], "nothing was accepted"
-    assert "2.00 x" in lines_of([Figure(0, 1, 10, 10, 1.0, 1.0, 1.0), Figure(5, 1, 10, 4, 0.5, 0.5, 2.5)])[2]
+    assert chosen["tokens"] == plain["tokens"]
+    assert 0 < chosen["verified"] < chosen["made"], "the drafts of a last step are never verified"
+    figures = [Figure(0, "full", 1, 10, 10, 1.0, 1.0, 1.0), Figure(5, "full", 1, 10, 4, 0.5, 0.5, 2.5, 20, 15)]
+    assert "2.00 x       75%" in lines_of(figures)[2]
 
 
 def test_a_checkpoint_that_is_none_is_a_line(tmp_path, capsys: pytest.CaptureFixture[str]):

@@ -1,5 +1,7 @@
 """The greedy and its split against a loop written from the rules, and what must hold for any rates and curve."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -154,3 +156,16 @@ def test_a_size_is_the_smallest_that_holds_the_rows(rows_max, step, rows):
 def test_a_curve_that_cannot_be_is_refused(sizes, ms, message):
     with pytest.raises(ValueError, match=message):
         StepCurve(sizes, ms)
+
+
+@given(st.lists(st.integers(8, 64).map(float), min_size=1, max_size=6), st.integers(1, 30))
+def test_a_curve_of_every_row_rises_and_is_the_nearest_that_does(ms, rows_max):
+    """At the measured sizes: greatest lower mean of what comes before, least upper mean of what comes behind."""
+    sizes = graph_sizes(rows_max, rows_max)[: len(ms)]
+    ms = ms[: len(sizes)]
+    whole = StepCurve(sizes, tuple(ms)).of_every_row()
+    assert whole.sizes == tuple(range(1, sizes[-1] + 1))
+    assert all(one <= other + 1e-9 for one, other in itertools.pairwise(whole.ms))
+    for i, size in enumerate(sizes):
+        nearest = max(min(np.mean(ms[j : k + 1]) for k in range(i, len(ms))) for j in range(i + 1))
+        assert whole.time_ms(size) == pytest.approx(nearest)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 import pytest
+from shoal.engines.config import VerifyMode
 from shoal.engines.core.verify.curve import StepCurve
 from shoal.engines.core.verify.estimators import StepEstimators, StepTimes
 from shoal.engines.core.verify.group import GroupTotal, agree
-from shoal.engines.core.verify.lengths import VerifyLengths, VerifyMode, VerifySettings
+from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.core.verify.rates import NO_DRAFT, rate_queues
 
 CURVE = StepCurve((2, 4, 6), (10.0, 13.0, 15.0))
