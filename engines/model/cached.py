@@ -25,6 +25,7 @@ from shoal.engines.model.placement import (
     window_plan,
 )
 from shoal.engines.model.rope import phases
+from shoal.engines.model.row_split import Move, RowSplit
 from shoal.engines.model.selection import candidate_blocks, expand_blocks, top_entries
 from shoal.engines.model.stack import LayerRunner, Rows
 from torch import Tensor
@@ -53,7 +54,10 @@ class Pool:
 
 
 class CachedAttention:
-    """AttentionState of one step over `caches`. `is_compact`: rows before `sequences.lower` stop at the decoder."""
+    """AttentionState of one step over `caches`. `is_compact`: rows before `sequences.lower` stop at the decoder.
+
+    Rows [T, ...] that come and go are this rank's own by `split`; what caches need of the others' is gathered.
+    """
 
     def __init__(
         self,
@@ -61,12 +65,13 @@ class CachedAttention:
         weights: TrunkWeights,
         caches: Caches,
         sequences: Sequences,
+        split: RowSplit,
         is_compact: bool,
         frequencies: Tensor,
     ) -> None:
         self._config, self._numerics = runner.config, runner.numerics
         self._weights, self._caches, self._frequencies = weights, caches, frequencies
-        self._sequences, self._is_compact = sequences, is_compact
+        self._sequences, self._split, self._is_compact = sequences, split, is_compact
         self._of_rows = sequences.of_rows()
         self._rows_count = len(self._of_rows)
         self.windows = self._plan(sequences, torch.zeros_like(sequences.lower), torch.zeros_like(sequences.lower))
@@ -79,21 +84,31 @@ class CachedAttention:
         self._pool: Pool | None = None
         self._candidates: Tensor | None = None
 
-    def truncate(self) -> Tensor | None:
+    def truncate(self) -> Move | None:
         """Narrow the windows to kept positions; in compact mode also the rows (one of each sequence at least)."""
-        lower, kept = self._sequences.lower, None
+        lower, move = self._sequences.lower, None
         if not bool(lower.any()):
             return None
         if self._is_compact and bool((lower > self._sequences.starts).any()):
             self._sequences, kept = self._sequences.from_position(lower)
             self._of_rows = self._sequences.of_rows()
+            gather, split = self._split.gatherer(kept), self._split.of_lens(self._sequences.lens)
+            self._split = split
+
+            def move(values: Tensor) -> Tensor:
+                return split.own(gather(values))
+
         write_lower = lower if self._is_compact else torch.zeros_like(lower)
         self.windows = self._plan(self._sequences, lower, write_lower)
-        return kept
+        return move
 
-    def last_rows(self) -> Tensor:
-        """The index of each sequence's last row, int64 [S], among the rows that go on."""
-        return torch.cumsum(self._sequences.lens, 0) - 1
+    def gather(self, values: Tensor) -> Tensor:
+        """Values of all rows that go on, on every rank, out of its own."""
+        return self._split.gather(values)
+
+    def gather_last(self, values: Tensor) -> Tensor:
+        """Values [S, ...] of each sequence's last row, on every rank, out of its own rows."""
+        return self._split.gatherer(torch.cumsum(self._sequences.lens, 0) - 1)(values)
 
     def compress(self, layer: int, x: Tensor, rows: Rows) -> None:
         """Write the main KV and index keys of entries that rows [T, H] complete, and the accumulators."""
@@ -103,7 +118,8 @@ class CachedAttention:
         plan = self._entry_plans[ratio]
         self._source, self._keys, self._pool, self._candidates = layer, None, None, None
         if ratio == 1:
-            latents = compressor.latents_of_rows(numerics, x, weights)[plan.members.squeeze(1)]
+            latents = self._split.gather(compressor.latents_of_rows(numerics, x, weights), numerics.activation)
+            latents = latents[plan.members.squeeze(1)]
         else:
             groups = self._accumulate(layer, x, weights, ratio, plan)
             if not groups.numel():
@@ -146,9 +162,9 @@ class CachedAttention:
         return torch.cat((history.flatten(0, 1), own))
 
     def store_window(self, layer: int, kv: Tensor) -> Tensor:
-        """Write the step's rows [T, D] of a layer's ring; the bytes of all rows, uint8 [T, row bytes]."""
+        """Write the step's rows [T, D] of a layer's ring; the bytes of everybody's rows, uint8 [T, row bytes]."""
         plan = self.windows
-        stored = self._caches.encode_window(kv)
+        stored = self._split.gather(self._caches.encode_window(kv))
         written = stored if plan.written.shape[0] == stored.shape[0] else stored[plan.written]
         self._caches.write_window(layer, plan.written_slots, plan.written_rows, written)
         return stored
@@ -156,7 +172,7 @@ class CachedAttention:
     def _plan(self, sequences: Sequences, lower: Tensor, write_lower: Tensor) -> WindowPlan:
         ring_tokens = self._caches.slot_layout.ring_tokens
         sizes = tile_sizes(self._config, self._entries_max())
-        return window_plan(sequences, lower, write_lower, self._config.window, ring_tokens, sizes)
+        return window_plan(sequences, self._split.spans, lower, write_lower, self._config.window, ring_tokens, sizes)
 
     def _entries_max(self) -> int:
         return int(self._sequences.ends.max())
@@ -164,7 +180,7 @@ class CachedAttention:
     def _accumulate(self, layer: int, x: Tensor, weights: CompressorWeights, ratio: int, plan: EntryPlan) -> Tensor:
         """Groups [E, ratio, 2, D] that complete in this step, out of the accumulators and rows [T, H]."""
         sequences, state = self._sequences, self._caches.accumulators(layer)
-        partials = compressor.partial_rows(self._numerics, x, weights)
+        partials = self._split.gather(compressor.partial_rows(self._numerics, x, weights), torch.float32)
         depth = state.shape[1]
         past = sequences.starts.unsqueeze(1) + torch.arange(1 - ratio, 0, device=x.device)
         history = state[sequences.slots.unsqueeze(1), past % depth].to(x.dtype)
@@ -197,7 +213,7 @@ class CachedAttention:
         """Index scores [rows of a tile, E], -inf where a row may not choose."""
         scores = index_scores(self._numerics, by, keys).flatten(0, 1)
         entries = scores.shape[-1]
-        if self._rows_count > 1:  # a lone row is the newest and sees every entry that there is
+        if self._rows_count > 1:  # a step's lone row is the newest and sees every entry that there is
             scores.masked_fill_(torch.arange(entries, device=scores.device) >= visible.unsqueeze(1), -torch.inf)
         if layer in self._config.candidate_consumers:
             assert self._candidates is not None, f"layer {layer} needs the candidate layer's blocks"
@@ -227,7 +243,8 @@ class CachedAttention:
             blocks, bases = sequences.tables[ids, entries // of_block], torch.cumsum(counts, 0) - counts
         else:
             entries = chosen.clamp_min(0)
-            blocks = sequences.tables[self._of_rows.unsqueeze(1), entries // of_block].flatten()
+            of_rows = self._split.own(self._of_rows)
+            blocks = sequences.tables[of_rows.unsqueeze(1), entries // of_block].flatten()
             entries = entries.flatten()
         values = self._caches.read_entries(self._source, "main", blocks, entries % of_block, self._numerics.wide)
         if not is_all and not is_full:

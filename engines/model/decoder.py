@@ -31,6 +31,7 @@ from shoal.engines.model.numerics import Mode, Numerics, product
 from shoal.engines.model.parameters import DrafterWeights, TrunkWeights, read_drafter, read_trunk
 from shoal.engines.model.placement import Sequences
 from shoal.engines.model.rope import frequencies, phases
+from shoal.engines.model.row_split import ALONE, RowExchange, RowSplit
 from shoal.engines.model.stack import Blind, LayerRunner, Probe, Rows, StackOutput
 from shoal.engines.model.weights import load_model_weights
 from torch import Tensor
@@ -43,6 +44,8 @@ class Model:
     """One checkpoint in one numeric mode. `drafter` is None where drafts are not wanted.
 
     `experts` computes the experts of the trunk's layers; where ranks share them out, those of `trunk` are empty.
+    Where ranks share the rows of a `forward` out, `row_exchange` is how they meet: all of them call it with the same
+    batch and equal caches, which stay equal, and all get the same result.
     """
 
     config: ModelConfig
@@ -53,6 +56,7 @@ class Model:
     window_frequencies: Tensor = field(repr=False)
     sparse_frequencies: Tensor = field(repr=False)
     experts: ExpertsPort = ALL_HERE
+    row_exchange: RowExchange = ALONE
 
     @classmethod
     def load(cls, directory: Path, mode: Mode = Mode.N1, with_drafter: bool = True) -> "Model":
@@ -113,17 +117,19 @@ class Model:
         device = batch.token_ids.device
         sequences = self._sequences(batch, truncation if batch.is_prefill else NO_TRUNCATION, device)
         engram_rows = self.engram.rows(batch.token_ids, batch.image_mask, batch.q_lens, batch.lookback.flip(1))
-        rows = self.rows(sequences.positions(), batch.image_mask, engram_rows)
+        split = RowSplit(self.row_exchange, sequences.lens)
+        rows = self.rows(sequences.positions(), batch.image_mask, engram_rows).moved(split.own)
         runner, is_compact = self.runner(), truncation.mode is TruncationMode.COMPACT
-        state = CachedAttention(runner, self.trunk, caches, sequences, is_compact, self.sparse_frequencies)
-        out = runner.run_stack(self.trunk, self.embed(batch.token_ids, batch.image_mask, batch.image_rows), rows, state)
+        state = CachedAttention(runner, self.trunk, caches, sequences, split, is_compact, self.sparse_frequencies)
+        embedded = split.own(self.embed(batch.token_ids, batch.image_mask, batch.image_rows))
+        out = runner.run_stack(self.trunk, embedded, rows, state)
         if self.drafter is not None:
             features = main_features(runner, self.drafter, out.taps)
             for layer, kv in main_kv(runner, self.drafter, features, out.rows.window_phases):
                 state.store_window(layer, kv)
         if not batch.is_prefill:
-            return out.hidden
-        return out.hidden[state.last_rows()]
+            return state.gather(out.hidden)
+        return state.gather_last(out.hidden)
 
     @torch.inference_mode()
     def join(self) -> None:

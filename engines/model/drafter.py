@@ -83,9 +83,8 @@ class BlockAttention:
         """A drafter layer owns no compressor."""
         raise AssertionError(f"drafter layer {layer} owns no compressor")
 
-    def truncate(self) -> Tensor | None:
+    def truncate(self) -> None:
         """Drafts are never truncated."""
-        return None
 
     def attend(self, layer: int, latents: Tensor, x: Tensor, kv: Tensor, rows: Rows) -> Tensor:
         """Attention output [S * n, H]; the block's own KV is used once and never stored."""

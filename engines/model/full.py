@@ -1,12 +1,14 @@
 """Attention over one whole sequence without caches: dense masks, the measure that the cached forward is held to."""
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from shoal.engines.model import compressor
 from shoal.engines.model.attention import Keys, attend, output, queries
 from shoal.engines.model.indexer import index_queries, index_scores
 from shoal.engines.model.parameters import TrunkWeights
+from shoal.engines.model.row_split import Move
 from shoal.engines.model.selection import candidate_blocks, expand_blocks, top_entries
 from shoal.engines.model.stack import LayerRunner, Rows
 from torch import Tensor
@@ -54,10 +56,10 @@ class FullAttention:
         self._probe.record("compressed_kv", layer, self._compressed.main)
         self._probe.record("index_keys", layer, self._compressed.keys)
 
-    def truncate(self) -> Tensor | None:
+    def truncate(self) -> Move | None:
         """In compact mode, the rows from `first_kept` on; one row at least."""
         if self._is_compact and self._first_kept > 0:
-            return torch.arange(min(self._first_kept, self._length - 1), self._length)
+            return itemgetter(torch.arange(min(self._first_kept, self._length - 1), self._length))
         return None
 
     def attend(self, layer: int, latents: Tensor, x: Tensor, kv: Tensor, rows: Rows) -> Tensor:

@@ -47,12 +47,29 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """B sequences x n rows that attend in one go.
+class Spans:
+    """The rows that this rank computes, n of them in P runs end to end, all int64 [P]: run i is `lens[i]` rows of
+    sequence `sequences[i]`, from its row `firsts[i]` on. `is_whole`: they are all rows of all sequences, in order.
+    """
 
-    sequences int64 [B]; rows int64 [B, n]; keys int64 [B, K] into a pool of history then new rows; mask bool [B, n, K],
-    `sees_all` if it is true everywhere. `is_whole`: the tile is all sequences and all rows in order (as in decode), so
-    that nothing needs gathering.
+    sequences: Tensor
+    firsts: Tensor
+    lens: Tensor
+    is_whole: bool
+
+    @classmethod
+    def whole(cls, lens: Tensor) -> "Spans":
+        """All rows of sequences of `lens` int64 [S]."""
+        return cls(torch.arange(len(lens), device=lens.device), torch.zeros_like(lens), lens, is_whole=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """B runs x n rows that attend in one go.
+
+    sequences int64 [B]; rows int64 [B, n] among this rank's; keys int64 [B, K] into a pool of history then all new
+    rows; mask bool [B, n, K], `sees_all` if it is true everywhere. `is_whole`: the tile is all sequences and all rows
+    in order (as in decode), so that nothing needs gathering.
     """
 
     sequences: Tensor
@@ -63,7 +80,7 @@ class Tile:
     is_whole: bool
 
     def take(self, values: Tensor) -> Tensor:
-        """The tile's part [B, n, ...] of values of all rows [T, ...]."""
+        """The tile's part [B, n, ...] of values of this rank's rows."""
         return values.view(*self.rows.shape, *values.shape[1:]) if self.is_whole else values[self.rows]
 
     def of_sequences(self, values: Tensor) -> Tensor:
@@ -112,19 +129,30 @@ def counted(first: Tensor, counts: Tensor) -> Tensor:
 
 
 def window_plan(
-    sequences: Sequences, lower: Tensor, write_lower: Tensor, window: int, ring_tokens: int, sizes: "TileSizes"
+    sequences: Sequences,
+    spans: Spans,
+    lower: Tensor,
+    write_lower: Tensor,
+    window: int,
+    ring_tokens: int,
+    sizes: "TileSizes",
 ) -> WindowPlan:
-    """Windows of `window` keys, none before `lower` [S]; rows before `write_lower` [S] are not written."""
+    """Windows of `window` keys, none before `lower` [S]; rows before `write_lower` [S] are not written.
+
+    Tiles are of the rows in `spans`; written are rows of everybody.
+    """
     device = sequences.starts.device
     of_rows, positions = sequences.of_rows(), sequences.positions()
     is_written = (sequences.ends[of_rows] - positions <= ring_tokens) & (positions >= write_lower[of_rows])
     written = is_written.nonzero().squeeze(1)
-    tiles, pieces = [], tile_rows(sequences.lens.tolist(), sizes)
+    tiles, pieces = [], tile_rows(spans.lens.tolist(), sizes)
     history_count = len(sequences.lens) * (window - 1)
+    span_offsets = torch.cumsum(spans.lens, 0) - spans.lens
     for members, first, count in pieces:
-        ids = torch.tensor(members, dtype=torch.int64, device=device)
-        rows = sequences.offsets[ids].unsqueeze(1) + first + torch.arange(count, device=device)
-        at = sequences.starts[ids].unsqueeze(1) + first + torch.arange(count, device=device)
+        runs = torch.tensor(members, dtype=torch.int64, device=device)
+        ids, within = spans.sequences[runs], first + torch.arange(count, device=device)
+        rows = span_offsets[runs].unsqueeze(1) + within
+        at = (sequences.starts[ids] + spans.firsts[runs]).unsqueeze(1) + within
         key_at = at[:, :1] + torch.arange(1 - window, count, device=device)
         past = key_at - sequences.starts[ids].unsqueeze(1)
         keys = torch.where(
@@ -135,9 +163,9 @@ def window_plan(
         key_at, at = key_at.unsqueeze(1), at.unsqueeze(2)
         earliest = lower[ids].clamp_min(0)[:, None, None]
         mask = (key_at <= at) & (key_at > at - window) & (key_at >= earliest)
-        tiles.append(Tile(ids, rows, keys, mask, bool(mask.all()), is_whole=len(pieces) == 1))
+        tiles.append(Tile(ids, rows, keys, mask, bool(mask.all()), is_whole=spans.is_whole and len(pieces) == 1))
     longest = pieces[0][2]
-    reads_own = len(pieces) == 1 and len(written) == len(positions) and window - 1 + longest <= ring_tokens
+    reads_own = tiles[0].is_whole and len(written) == len(positions) and window - 1 + longest <= ring_tokens
     last = longest if reads_own else 0
     history = sequences.starts.unsqueeze(1) + torch.arange(1 - window, last, device=device)
     valid = history >= lower.clamp_min(0).unsqueeze(1)
@@ -153,7 +181,7 @@ def window_plan(
 
 
 def in_order(tiles: Sequence[Tile], parts: Sequence[Tensor]) -> Tensor:
-    """Values of all rows [T, ...] out of each tile's [B * n, ...]."""
+    """Values of this rank's rows [n, ...] out of each tile's [B * n, ...]."""
     if tiles[0].is_whole:
         return parts[0]
     values = torch.cat(list(parts))

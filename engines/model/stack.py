@@ -13,6 +13,7 @@ from shoal.engines.model.norm import rms_norm
 from shoal.engines.model.numerics import Numerics
 from shoal.engines.model.parameters import LayerWeights, TrunkWeights
 from shoal.engines.model.rope import Phases
+from shoal.engines.model.row_split import Move
 from torch import Tensor
 
 
@@ -30,14 +31,14 @@ class Rows:
     window_phases: Phases
     sparse_phases: Phases
 
-    def take(self, index: Tensor) -> "Rows":
-        """The rows of an index int64 [n]."""
+    def moved(self, move: Move) -> "Rows":
+        """The same facts of the rows that `move` leads to."""
         return Rows(
-            self.positions[index],
-            self.image_mask[index],
-            self.engram_rows[index],
-            self.window_phases[index],
-            self.sparse_phases[index],
+            move(self.positions),
+            move(self.image_mask),
+            move(self.engram_rows),
+            Phases(move(self.window_phases.turn)),
+            Phases(move(self.sparse_phases.turn)),
         )
 
 
@@ -47,8 +48,8 @@ class AttentionState(Protocol):
     def compress(self, layer: int, x: Tensor, rows: Rows) -> None:
         """Add the entries that rows [T, H] of a KV source complete."""
 
-    def truncate(self) -> Tensor | None:
-        """At the first decoder layer: the rows that go on, int64 [kept], or None for all."""
+    def truncate(self) -> Move | None:
+        """At the first decoder layer: what takes values to those of the rows that go on, or None for all."""
 
     def attend(self, layer: int, latents: Tensor, x: Tensor, kv: Tensor, rows: Rows) -> Tensor:
         """Attention output [T, H] for query latents, normed rows and unquantised window KV of the same rows."""
@@ -106,10 +107,10 @@ class LayerRunner:
             x = self.read(residual, layer_weights.attn_norm)
             if layer_weights.compressor is not None:
                 state.compress(layer, x, rows)
-            kept = state.truncate() if layer == self.config.n_prefill_layer else None
-            if kept is not None:
-                residual = Residual(residual.streams[kept], residual.pre[kept])
-                x, rows, taps = x[kept], rows.take(kept), [tap[kept] for tap in taps]
+            move = state.truncate() if layer == self.config.n_prefill_layer else None
+            if move is not None:
+                residual = Residual(move(residual.streams), move(residual.pre))
+                x, rows, taps = move(x), rows.moved(move), [move(tap) for tap in taps]
             residual = self.run_layer(layer, layer_weights, residual, x, rows, state)
         self.probe.record("streams", len(weights.layers), residual.streams)
         self.probe.record("pre", len(weights.layers), residual.pre)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from shoal.engines.config import Determinism, EngineConfig, Role, VerifyMode
-from shoal.engines.core.layout import block_layout, slot_layout
+from shoal.engines.core.layout import BlockLayout, SlotLayout, block_layout, slot_layout
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
@@ -23,8 +23,10 @@ from shoal.engines.run.curve_start import KeptCurves, starting_curve, step_clock
 from shoal.engines.run.draft_pool import DraftPool
 from shoal.engines.run.drafting import Drafting, Limits
 from shoal.engines.run.engine import Engine
+from shoal.engines.run.followers import Follower, Followers, LeadingMemory, LeadingModel
 from shoal.engines.run.inputs import ImageRows
 from shoal.engines.run.memory import DeviceMemory
+from shoal.engines.run.rank_group import Collectives
 from shoal.engines.run.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,11 @@ def build_engine(
     saves_grains: bool = False,
     rules: SchedulingRules | None = None,
     curves: KeptCurves | None = None,
+    followers: Followers | None = None,
 ) -> tuple[Engine, DeviceMemory]:
     """An engine of one rank over a loaded model, and the memory a transfer library registers.
+
+    With `followers`, each of which runs what `build_follower` gives it, all ranks compute a part of every prompt.
 
     Several engines may share one model: it is never written. An engine that chooses how many drafts it verifies times
     its steps first, unless `curves` has a curve of them. Raises ValueError for settings that contradict the model or
@@ -62,11 +67,13 @@ def build_engine(
     """
     check_truncation(model, config)
     check_drafts(model, config)
-    shape = cache_shape(model.config, config.cache.block_tokens)
-    memory = DeviceMemory(config.cache.blocks_count, block_layout(shape), config.cache.slots_count, slot_layout(shape))
-    images = ImageRows(model.config.hidden)
-    caches = Caches(memory.blocks, memory.slots, shape)
-    bound, pad = BoundModel(model, caches, config.truncation), model.config.text.vocab_size - 1
+    if followers is None:
+        memory = DeviceMemory(*_pools(model, config))
+        bound = BoundModel(model, _caches(model, config, memory), config.truncation)
+    else:
+        memory, bound = _leading(model, config, followers)
+        rules = dataclasses.replace(rules or SchedulingRules(), chunk_alignment=2 * followers.group.size)
+    images, pad = ImageRows(model.config.hidden), model.config.text.vocab_size - 1
     drafts, drafting = (0 if config.role is Role.PROMPT else config.drafts), None
     if drafts:
         pool = DraftPool(config.sequences_max, drafts, bound.vocabulary, pad)
@@ -82,6 +89,32 @@ def build_engine(
     constraints = Constraints(model.config.text.vocab_size, model.config.eos_token_id, scheduler.rules.drafts)
     runner = Runner(bound, memory, images, constraints, drafting, step_clock())
     return Engine(config, scheduler, runner, memory, images, saves_grains, constraints), memory
+
+
+def build_follower(model: Model, config: EngineConfig, group: Collectives) -> Follower:
+    """A rank that follows an engine of the same model and configuration, which leads `group`."""
+    memory, shared = DeviceMemory(*_pools(model, config)), dataclasses.replace(model, row_exchange=group)
+    return Follower(group, BoundModel(shared, _caches(model, config, memory), config.truncation), memory)
+
+
+def _leading(model: Model, config: EngineConfig, followers: Followers) -> tuple[LeadingMemory, LeadingModel]:
+    if config.role is not Role.PROMPT:
+        raise ValueError(
+            f"role = {config.role} with {followers.group.size} context-parallel ranks: they share out the rows of "
+            "prompts, and a decode step has few; use role prompt, or one rank"
+        )
+    memory = LeadingMemory(*_pools(model, config), followers)
+    shared = dataclasses.replace(model, row_exchange=followers.group)
+    return memory, LeadingModel(shared, _caches(model, config, memory), config.truncation, followers)
+
+
+def _pools(model: Model, config: EngineConfig) -> tuple[int, BlockLayout, int, SlotLayout]:
+    shape = cache_shape(model.config, config.cache.block_tokens)
+    return config.cache.blocks_count, block_layout(shape), config.cache.slots_count, slot_layout(shape)
+
+
+def _caches(model: Model, config: EngineConfig, memory: DeviceMemory) -> Caches:
+    return Caches(memory.blocks, memory.slots, cache_shape(model.config, config.cache.block_tokens))
 
 
 def grammar_compiler(directory: Path, model: Model) -> GrammarCompiler:

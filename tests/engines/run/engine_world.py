@@ -11,6 +11,7 @@ from shoal.engines.core.request import EngineRequest, FinishEvent, ImageSpan, Sa
 from shoal.engines.model.decoder import Model
 from shoal.engines.run.bound import WholeSequence
 from shoal.engines.run.engine import Engine
+from shoal.engines.run.followers import Followers
 from shoal.engines.run.load import build_engine
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.output import PromptReady, StepOutput
@@ -73,8 +74,8 @@ class World:
         self.dice = random.Random(seed)
         self.images: dict[bytes, torch.Tensor] = {}
 
-    def rank(self, role: Role, saves: bool = False, **settings: object) -> Rank:
-        """An engine whose memory holds garbage and hands out blocks in random order."""
+    def config(self, role: Role, **settings: object) -> EngineConfig:
+        """Small pools, so that prompts compete for them."""
         config = EngineConfig(
             role=role,
             max_model_len=1024,
@@ -82,15 +83,24 @@ class World:
             cache=CacheConfig(block_tokens=self.block_tokens, blocks_count=64, slots_count=12),
             recompute_preempted=role is not Role.COMPLETION,
         )
-        engine, memory = build_engine(self.model, dataclasses.replace(config, **settings), saves_grains=saves)
-        generator = torch.Generator().manual_seed(self.dice.getrandbits(32))
-        for pool in (memory.blocks, memory.slots):
-            pool.copy_(torch.randint(0, 256, pool.shape, generator=generator, dtype=torch.uint8))
+        return dataclasses.replace(config, **settings)
+
+    def rank(self, role: Role, saves: bool = False, followers: Followers | None = None, **settings: object) -> Rank:
+        """An engine whose memory holds garbage and hands out blocks in random order."""
+        config = self.config(role, **settings)
+        engine, memory = build_engine(self.model, config, saves_grains=saves, followers=followers)
+        self.soil(memory)
         for pool in (engine._scheduler.ledger.blocks, engine._scheduler.ledger.slots):
             taken = list(pool.allocate(pool.free_count))
             self.dice.shuffle(taken)
             pool.free(tuple(taken))
         return Rank(engine, memory)
+
+    def soil(self, memory: DeviceMemory) -> None:
+        """Fill memory with garbage."""
+        generator = torch.Generator().manual_seed(self.dice.getrandbits(32))
+        for pool in (memory.blocks, memory.slots):
+            pool.copy_(torch.randint(0, 256, pool.shape, generator=generator, dtype=torch.uint8))
 
     def request(
         self, name: str, length: int, sampling: SamplingParams, images: tuple[int, ...] = (), **fields: object

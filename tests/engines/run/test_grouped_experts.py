@@ -2,11 +2,11 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 from engine_world import Rank, World
+from rank_threads import WAIT_S, together
 from shoal.engines.config import Role
 from shoal.engines.core.experts.timing import TimingConfig
 from shoal.engines.core.plan import Ballot
@@ -16,34 +16,9 @@ from shoal.engines.model.moe import MoeRules, route, run_moe
 from shoal.engines.run.expert_balance import BalanceConfig, ExpertBalance
 from shoal.engines.run.group_steps import GroupSteps, from_row, to_row
 from shoal.engines.run.grouped_experts import share_experts
-from shoal.engines.run.rank_group import GlooGroup, GroupBrokenError, Meeting
+from shoal.engines.run.rank_group import GlooGroup, GroupBrokenError
 
 GRAIN, KEEP = 16, 24
-WAIT_S = 20.0
-
-
-def together(size: int, work: Callable[[GlooGroup], object], wait_s: float = WAIT_S) -> list[object]:
-    """What each of `size` ranks returns, each in a thread of its own; the first failure is raised."""
-    store = GlooGroup.open_store("127.0.0.1", size)
-    results: list[object] = [None] * size
-    failures: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            meeting = Meeting("127.0.0.1", store.port, rank, size)
-            results[rank] = work(GlooGroup(meeting, GlooGroup.find_store(meeting), wait_s))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    if failures:
-        raise failures[0]
-    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
-    return results
 
 
 @pytest.mark.parametrize(("size", "extra"), [(2, 0), (4, 0), (2, 2)])
