@@ -11,6 +11,7 @@ from shoal.cluster.quantities import Duration
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,38}$")
 _ADDRESS = re.compile(r"^(?P<host>[A-Za-z0-9.\-]+):(?P<port>\d{1,5})$")
 _LOOPBACK = ("127.0.0.1", "localhost")
+RANKS_MAX = 8  # of a group on one machine's processor
 SHARDS_MAX = 32  # kept well below the 255 a code over GF(256) allows: a stripe is read by asking `ask` devices
 
 
@@ -67,6 +68,9 @@ def _roles(m: Manifest) -> Iterator[Problem]:
 
 def _role(name: str, role: Prefill | Decode | Normal) -> Iterator[Problem]:
     yield from _least(f"{name}.groups", role.groups, 1, "a cluster needs a group of each role it names")
+    yield from _least(f"{name}.dp", role.dp, 1, "the ranks of a group; 1 is a group of one")
+    if role.dp > RANKS_MAX:
+        yield Problem(f"{name}.dp", role.dp, f"must be at most {RANKS_MAX}", "give more groups")
     yield from _least(f"{name}.sequences_max", role.sequences_max, 1, "an engine runs at least one sequence")
     for pool in ("blocks", "slots"):
         count = getattr(role, pool)
@@ -197,12 +201,14 @@ def _not_run(m: Manifest) -> Iterator[Problem]:
     for name, role in (("prefill", m.prefill), ("decode", m.decode), ("normal", m.normal)):
         if role is None:
             continue
-        for field in ("dp", "ep"):
-            if getattr(role, field) != 1:
-                remedy = f"write {field}: 1 and more groups"
-                yield Problem(f"{name}.{field}", getattr(role, field), f"{rule}: a group is one rank", remedy)
+        if role.ep != role.dp:
+            remedy = f"write ep: {role.dp}: the ranks of a group share out its experts"
+            yield Problem(f"{name}.ep", role.ep, f"must be dp = {role.dp} in this version", remedy)
         if isinstance(role, Prefill):
             continue
+        if role.verify == "varlen" and role.dp > 1:
+            remedy = "write full, or dp: 1: a group's ranks would have to time their steps together"
+            yield Problem(f"{name}.verify", role.verify, f"{rule} with dp = {role.dp}", remedy)
         for field, off in (("zos", False), ("extra_experts", 0)):
             if getattr(role, field) != off:
                 word = "false" if off is False else off

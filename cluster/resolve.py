@@ -30,11 +30,15 @@ from shoal.engines.core.layout import blocks_needed, slots_count
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """One group to run: member name `<role>/<index>` in membership, with its engine's configuration."""
+    """One rank to run: member name `<role>/<index>` in membership, with its engine's configuration.
+
+    Each `ranks` members in a row are one group, which steps together and shares out its experts.
+    """
 
     name: str
     role: str
     engine: EngineConfig
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,8 @@ def _groups(manifest: Manifest, facts: Facts) -> tuple[GroupSpec, ...]:
     ):
         if section is not None:
             engine = _engine(role, section, manifest, facts)
-            specs += [GroupSpec(f"{name}/{index}", name, engine) for index in range(section.groups)]
+            count, ranks = section.groups * section.dp, section.dp
+            specs += [GroupSpec(f"{name}/{index}", name, engine, ranks) for index in range(count)]
     return tuple(specs)
 
 

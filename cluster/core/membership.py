@@ -77,15 +77,16 @@ class Health:
     reasons: tuple[str, ...] = ()
 
 
-# ---------------------------------------------------------------- events in
-
-
 @dataclass(frozen=True, slots=True)
 class Desire:
-    """So many members of the role are wanted, named `<role>/<index>` from 0."""
+    """So many members of the role are wanted, named `<role>/<index>` from 0.
+
+    Each `ranks` in a row are one group: they start together with one epoch, and what ends one ends all.
+    """
 
     role: str
     count: int
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,6 @@ class Tick:
 
 
 Event = Desire | Found | Started | Heartbeat | Died | Drain | Drained | Tick
-
-# ---------------------------------------------------------------- effects out
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +199,13 @@ class _Life:
     state: MemberState
     deadline_us: int
     losses_us: list[int] = field(default_factory=list)
-    replace: bool = True
     reason: str = ""
+    is_empty: bool = False  # drained, while others of its group are not
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.state in (MemberState.LOST, MemberState.FAILED)
 
     def failed_often(self, config: MembershipConfig, now_us: int) -> bool:
         """Keeps only losses within the window; whether they are too many."""
@@ -218,6 +222,7 @@ class Membership:
         self._first_epoch = first_epoch
         self._lives: dict[str, _Life] = {}
         self._desired: dict[str, int] = {}
+        self._ranks: dict[str, int] = {}
         self._epochs: dict[str, int] = {}
         self._number = 0
         self._published: tuple[Member, ...] | None = None
@@ -250,8 +255,9 @@ class Membership:
         """Take one event; returns what is to be done now and when to wake this core next."""
         effects: list[Effect] = []
         match event:
-            case Desire(role, count):
-                self._desired[role] = count
+            case Desire(role, count, ranks):
+                assert count % ranks == 0, f"{count} members of {role} are no whole groups of {ranks}"
+                self._desired[role], self._ranks[role] = count, ranks
             case Found(group, role):
                 self._adopt(group, role, now_us)
             case Started(group):
@@ -268,9 +274,9 @@ class Membership:
                     self._drain(life, now_us, effects)
             case Drained(group):
                 if (life := self._current(group)) and life.state is MemberState.DRAINING:
-                    self._remove(life, "drained", effects)
-            case Tick():
-                pass
+                    life.is_empty = True
+                    if all(mate.is_empty for mate in self._mates(life)):
+                        self._remove(life, "drained", effects)
         self._expire(now_us, effects)
         self._reconcile(now_us, effects)
         self._publish(effects)
@@ -281,8 +287,18 @@ class Membership:
     def _current(self, group: GroupRef) -> _Life | None:
         """The life this event speaks of, or None if that life is over or unknown."""
         life = self._lives.get(group.name)
-        ended = (MemberState.LOST, MemberState.FAILED)
-        return life if life and life.group == group and life.state not in ended else None
+        return life if life and life.group == group and not life.has_ended else None
+
+    def _names(self, role: str, index: int) -> list[str]:
+        """Members of one group, by rank."""
+        ranks = self._ranks.get(role, 1)
+        first = index - index % ranks
+        return [f"{role}/{i}" for i in range(first, first + ranks)]
+
+    def _mates(self, life: _Life) -> list[_Life]:
+        """The living others of its group."""
+        lives = [self._lives.get(name) for name in self._names(life.role, _index(life.group.name))]
+        return [mate for mate in lives if mate is not None and mate is not life and not mate.has_ended]
 
     def _adopt(self, group: GroupRef, role: str, now_us: int) -> None:
         if group.name in self._lives:
@@ -291,31 +307,39 @@ class Membership:
         self._lives[group.name] = _Life(group, role, MemberState.READY, now_us + self._config.lost_after_us)
 
     def _drain(self, life: _Life, now_us: int, effects: list[Effect]) -> None:
-        if life.state is MemberState.READY:
-            life.state, life.deadline_us = MemberState.DRAINING, now_us + self._config.drain_timeout_us
-            effects.append(StartDraining(life.group))
-        elif life.state is not MemberState.DRAINING:  # nothing of value runs there
+        if life.state is MemberState.DRAINING:
+            return
+        group = (life, *self._mates(life))
+        if any(rank.state is not MemberState.READY for rank in group):  # nothing of value runs there
             self._remove(life, "drained before it was ready", effects)
+            return
+        for rank in group:
+            rank.state, rank.deadline_us = MemberState.DRAINING, now_us + self._config.drain_timeout_us
+            effects.append(StartDraining(rank.group))
 
     def _remove(self, life: _Life, reason: str, effects: list[Effect]) -> None:
-        del self._lives[life.group.name]
-        effects += [Stop(life.group, reason), Lost(life.group, life.role, reason)]
+        for gone in (life, *self._mates(life)):
+            del self._lives[gone.group.name]
+            effects += [Stop(gone.group, reason), Lost(gone.group, gone.role, reason)]
 
     def _lose(self, life: _Life, reason: str, now_us: int, effects: list[Effect]) -> None:
         """A life is over against our will: force the end, tell everybody, start again after the back-off."""
         config = self._config
         effects += [Stop(life.group, reason), Lost(life.group, life.role, reason)]
-        life.losses_us.append(now_us)
-        life.reason = reason
+        mates = self._mates(life)
+        life.losses_us, life.reason = [*life.losses_us, now_us], reason
         if life.failed_often(config, now_us):
             life.state, life.deadline_us = MemberState.FAILED, now_us + config.restarts_window_us
-            return
-        wait_us = min(config.backoff_max_us, config.backoff_us * 2 ** (len(life.losses_us) - 1))
-        life.state, life.deadline_us = MemberState.LOST, now_us + wait_us
+        else:
+            wait_us = min(config.backoff_max_us, config.backoff_us * 2 ** (len(life.losses_us) - 1))
+            life.state, life.deadline_us = MemberState.LOST, now_us + wait_us
+        for mate in mates:
+            if not mate.has_ended:
+                self._lose(mate, f"its group lost {life.group.name}: {reason}", now_us, effects)
 
     def _expire(self, now_us: int, effects: list[Effect]) -> None:
         for life in sorted(self._lives.values(), key=lambda x: x.group):
-            if now_us < life.deadline_us:
+            if now_us < life.deadline_us or self._lives.get(life.group.name) is not life:
                 continue
             if life.state is MemberState.STARTING:
                 self._lose(life, f"not ready within {self._config.start_timeout_us / 1e6:g} s", now_us, effects)
@@ -324,7 +348,7 @@ class Membership:
             elif life.state is MemberState.DRAINING:
                 self._remove(life, f"still busy after draining {self._config.drain_timeout_us / 1e6:g} s", effects)
             elif self._wanted(life):  # LOST or FAILED, and its back-off is over
-                self._start(life.group.name, life.role, now_us, effects, life.losses_us)
+                self._start(life.role, _index(life.group.name), now_us, effects)
 
     def _wanted(self, life: _Life) -> bool:
         return _index(life.group.name) < self._desired.get(life.role, 0)
@@ -333,18 +357,32 @@ class Membership:
         """Start what is wanted and missing; drain what runs and is not wanted."""
         for role, count in sorted(self._desired.items()):
             for index in range(count):
-                if (name := f"{role}/{index}") not in self._lives:
-                    self._start(name, role, now_us, effects, [])
+                if f"{role}/{index}" not in self._lives:
+                    self._start(role, index, now_us, effects)
         for life in sorted(self._lives.values(), key=lambda x: x.group):
-            if life.role in self._desired and not self._wanted(life):
+            is_gone = self._lives.get(life.group.name) is not life  # with a mate
+            if not is_gone and life.role in self._desired and not self._wanted(life):
                 self._drain(life, now_us, effects)
 
-    def _start(self, name: str, role: str, now_us: int, effects: list[Effect], losses_us: list[int]) -> None:
-        epoch = max(self._epochs.get(name, 0) + 1, self._first_epoch)
-        self._epochs[name] = epoch
+    def _start(self, role: str, index: int, now_us: int, effects: list[Effect]) -> None:
+        """Start a member, and with it its whole group, once the back-off of all its ranks is over."""
+        names = self._names(role, index)
+        lives = [life for name in names if (life := self._lives.get(name)) is not None]
+        for life in lives:
+            if not life.has_ended:  # found running without all of its group, which can never step
+                self._lose(life, f"its group has no {role}/{index}", now_us, effects)
+        due_us = max((life.deadline_us for life in lives), default=now_us)
+        if now_us < due_us:
+            for life in lives:
+                life.deadline_us = due_us
+            return
+        epoch = max(self._first_epoch, 1 + max(self._epochs.get(name, 0) for name in names))
         deadline_us = now_us + self._config.start_timeout_us
-        self._lives[name] = _Life(GroupRef(name, epoch), role, MemberState.STARTING, deadline_us, losses_us)
-        effects.append(Start(GroupRef(name, epoch), role))
+        for name in names:
+            group, losses_us = GroupRef(name, epoch), self._lives[name].losses_us if name in self._lives else []
+            self._epochs[name] = epoch
+            self._lives[name] = _Life(group, role, MemberState.STARTING, deadline_us, losses_us)
+            effects.append(Start(group, role))
 
     def _publish(self, effects: list[Effect]) -> None:
         members = self.view().members

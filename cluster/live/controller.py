@@ -89,7 +89,7 @@ class Controller:
             self._on(Found(group, role_of(group)))
             self._tasks.spawn(self._watch_life(group, handle))
         for role, count in self._spec.desired:
-            self._on(Desire(role, count))
+            self._on(Desire(role, count, self._spec.ranks(role)))
         self._adopted.set()
         await self._ping_all()
 
@@ -156,8 +156,11 @@ class Controller:
         self._on(Drain(name))
 
     async def scale(self, role: str, count: int) -> None:
-        """Change how many members of a role are wanted."""
-        self._on(Desire(role, count))
+        """Change how many members of a role are wanted: ranks, where a group has several."""
+        ranks = self._spec.ranks(role)
+        if count % ranks:
+            raise ValueError(f"{role} = {count} must be a multiple of {ranks}, the ranks of a group")
+        self._on(Desire(role, count, ranks))
 
     async def pid(self) -> int:
         """Process id, for tests and status."""

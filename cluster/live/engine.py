@@ -23,6 +23,7 @@ from shoal.engines.core.request import NoRoom, Rejected
 
 if TYPE_CHECKING:
     from shoal.cluster.live.engine_parts import EngineParts
+    from shoal.cluster.live.rank_meeting import RankMeeting
 
 ENTRYPOINT_SILENT_S = 15.0
 STEP_LIMIT_S = 300.0  # far beyond any step, kernels compiled in the first one included
@@ -55,6 +56,8 @@ class EngineActor:
         self._tasks = Tasks(place.end)
         self._alive: frozenset[GroupRef] = frozenset()
         self._is_draining = False
+        self._meeting: RankMeeting | None = None
+        self._is_meeting = asyncio.Event()
 
     # ------------------------------------------------------------ member
 
@@ -62,10 +65,14 @@ class EngineActor:
         """Load the model, register memory, begin stepping."""
 
         import torch
-        from shoal.cluster.live.engine_parts import open_parts
+        from shoal.cluster.live.engine_build import open_parts
 
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        self._parts = parts = await open_parts(self._spec, self._group, self._directory, self._place)
+        from shoal.cluster.live.rank_meeting import RankMeeting
+
+        self._meeting = meeting = RankMeeting(self._spec, self._group, self._place)
+        self._is_meeting.set()
+        self._parts = parts = await open_parts(self._spec, self._group, self._directory, self._place, meeting)
         parts.steps.start()
         self._tasks.spawn_vital(self._directory.follow())
         self._tasks.spawn_vital(self._report_forever())
@@ -117,6 +124,20 @@ class EngineActor:
     async def counters(self) -> Mapping[str, int]:
         """Counts since this life's start, without waiting for a step."""
         return dict(self._open_parts().counters())
+
+    # ------------------------------------------------------------ ranks of one group
+
+    async def meeting(self) -> tuple[str, int]:
+        """Rank 0: host and port at which the ranks of this life's group meet."""
+        await self._is_meeting.wait()
+        assert self._meeting is not None, "set before the event"
+        return await self._meeting.address()
+
+    async def wake(self, vote: int) -> None:
+        """Another rank has work and calls to a vote. It may be ready a moment before this one is."""
+        while self._parts is None:
+            await asyncio.sleep(DRAIN_POLL_S)
+        self._parts.steps.wake(vote)
 
     # ------------------------------------------------------------ requests
 

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.handoff import Ended, Group, Refused, Ticket, TicketState
@@ -29,6 +28,7 @@ from shoal.cluster.live.images_in import image_rows
 from shoal.cluster.live.loader import Loaded, Loader, NotLoaded
 from shoal.cluster.live.names import COMPLETION, PROMPT, role_of
 from shoal.cluster.live.outbox import Letter, Outbox
+from shoal.cluster.live.pace import Pace
 from shoal.cluster.live.prefix import Prefix
 from shoal.cluster.live.rates import DraftCounts, Rate
 from shoal.cluster.live.reporting import Reports
@@ -38,19 +38,16 @@ from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.step_loop import StepLoop
 from shoal.cluster.live.store_ports import store_client
 from shoal.cluster.live.submission import Origin, Submission, TicketOffer
-from shoal.cluster.live.surroundings import Members, Surroundings
+from shoal.cluster.live.surroundings import Members
 from shoal.cluster.live.tasks import Tasks
-from shoal.cluster.transfer import Transfer
 from shoal.engines.core.grammar.spec import GrammarSpec
 from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
 from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokensEvent, TokenState
-from shoal.engines.grammar.compiler import GrammarCompiler
 from shoal.engines.grammar.pool import GrammarPool, no_grammar
-from shoal.engines.run.curve_start import KeptCurves
-from shoal.engines.run.engine import Engine
-from shoal.engines.run.load import build_engine, grammar_compiler, implementations, load_model
-from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.output import StepOutput
+
+if TYPE_CHECKING:
+    from shoal.cluster.live.engine_build import Built
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +60,13 @@ class EngineParts:
     """One open engine. Owned by the actor's asyncio loop; the engine itself is touched only in the step loop."""
 
     def __init__(
-        self, spec: ClusterSpec, group: GroupRef, directory: Members, built: "Built", end: Callable[[int], object]
+        self,
+        spec: ClusterSpec,
+        group: GroupRef,
+        directory: Members,
+        built: "Built",
+        end: Callable[[int], object],
+        pace: Pace,
     ) -> None:
         self._spec, self._group, self._directory, self._end = spec, group, directory, end
         self._loop = asyncio.get_running_loop()
@@ -75,7 +78,7 @@ class EngineParts:
         self.sequences = Sequences(group, self.outbox)
         self._reports = Reports(spec, group, self.sequences)
         self._grammars = GrammarPool(built.compiler.compile if built.compiler else no_grammar)
-        self.steps = StepLoop(built.engine, self._on_output, end)
+        self.steps = StepLoop(built.engine, self._on_output, end, pace)
         self._transfer = built.transfer
         self.metadata = built.transfer.metadata() if built.transfer else b""
         self._layout = layout = HandoffBytes(
@@ -356,41 +359,6 @@ class EngineParts:
         grammars = {f"grammars_{what}": count for what, count in self._grammars.counts.items()}
         saves = {"grains_dropped": saver.dropped if saver else 0, "saves_failed": saver.failed if saver else 0}
         return {**grammars, **self._drafts.counts(), **saves}
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A loaded engine, what a transfer library registered for it, and what compiles its requests' grammars."""
-
-    engine: Engine
-    memory: DeviceMemory
-    transfer: Transfer | None
-    implementations: Mapping[str, str]
-    compiler: GrammarCompiler | None = None
-
-
-async def open_parts(spec: ClusterSpec, group: GroupRef, directory: Members, place: Surroundings) -> EngineParts:
-    """Load and wire one engine; the heavy part runs in a thread, so that the actor still answers pings."""
-    built = await asyncio.get_running_loop().run_in_executor(None, place.build, spec, group)
-    return EngineParts(spec, group, directory, built, place.end)
-
-
-def build(spec: ClusterSpec, group: GroupRef, transfer_of: Callable[[str], Transfer]) -> Built:
-    """A group's engine from the checkpoint; its memory is registered with the transfer of its agent name."""
-    config = spec.engine(role_of(group))
-    model = load_model(Path(spec.model_dir), with_drafter=config.drafts > 0)
-    curves = KeptCurves(Path(spec.run_dir) / "curves", spec.revision)
-    engine, memory = build_engine(model, config, saves_grains=spec.cluster.store is not None, curves=curves)
-    transfer = None if spec.cluster.is_normal else registered(transfer_of, group, memory)
-    return Built(engine, memory, transfer, implementations(model), grammar_compiler(Path(spec.model_dir), model))
-
-
-def registered(transfer_of: Callable[[str], Transfer], group: GroupRef, memory: DeviceMemory) -> Transfer:
-    """A transfer under the group's agent name that peers may use to write into `memory`."""
-    transfer = transfer_of(Group(group.name, group.epoch).agent)
-    for name, buffer in memory.buffers().items():
-        transfer.register(name, buffer)
-    return transfer
 
 
 def _at(state: TokenState) -> EngineRequest:

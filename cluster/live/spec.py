@@ -70,6 +70,10 @@ class ClusterSpec:
             roles |= {ENCODE_BALANCER: 1, ENCODER: len(self.cluster.encoders)}
         return tuple(roles.items())
 
+    def ranks(self, role: str) -> int:
+        """How many members in a row of a role are one group."""
+        return next((group.ranks for group in self.cluster.groups if group.role == role), 1)
+
     def engine(self, role: str) -> EngineConfig:
         """Engine configuration of a role's groups (all groups of a role are alike)."""
         return self.group(role).engine

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from shoal.cluster.live.clock import monotonic_s, now_us
+from shoal.cluster.live.pace import Alone, Pace
 from shoal.engines.run.engine import Engine
 from shoal.engines.run.output import StepOutput
 
@@ -25,8 +26,15 @@ class StepLoop:
     broken an invariant: memory can no longer be trusted, so the process ends and the cluster re-routes its requests.
     """
 
-    def __init__(self, engine: Engine, on_output: Callable[[StepOutput], None], end: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        on_output: Callable[[StepOutput], None],
+        end: Callable[[int], object],
+        pace: Pace | None = None,
+    ) -> None:
         self._engine = engine
+        self._pace = pace or Alone()
         self._on_output = on_output
         self._end = end
         self._loop = asyncio.get_running_loop()
@@ -62,6 +70,10 @@ class StepLoop:
         """Run `work` on the engine between two steps; a failure there is a broken invariant."""
         self._calls.put(lambda: work(self._engine))
 
+    def wake(self, vote: int) -> None:
+        """Another rank of the group calls to a vote."""
+        self._calls.put(lambda: self._pace.wake(vote))
+
     @property
     def step_s(self) -> float:
         """How long the step that runs now has run; 0 between steps."""
@@ -77,17 +89,22 @@ class StepLoop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._serve_calls(block=not self._engine.has_work)
-                if not self._engine.has_work:
-                    continue
-                self._step_began_s = monotonic_s()
-                output = self._engine.step(now_us())
-                self._engine.step_took(1e6 * self.step_s)
-                self._step_began_s = 0.0
-                if output:
-                    self._loop.call_soon_threadsafe(self._deliver, output)
+                self._serve_calls(block=not self._pace.is_awake(self._engine))
+                if self._pace.is_awake(self._engine):
+                    self._step()
         except BaseException:
             self._end_broken()
+
+    def _step(self) -> None:
+        self._step_began_s = monotonic_s()  # the wait for a vote counts: a group that never votes is broken, too
+        is_step, kind = self._pace.verdict(self._engine, now_us())
+        if is_step:
+            self._step_began_s = monotonic_s()
+            output = self._engine.step(now_us(), kind)
+            self._engine.step_took(1e6 * self.step_s)
+            if output:
+                self._loop.call_soon_threadsafe(self._deliver, output)
+        self._step_began_s = 0.0
 
     def _deliver(self, output: StepOutput) -> None:
         try:

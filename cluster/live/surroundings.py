@@ -9,10 +9,13 @@ import ray
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.membership import View
 from shoal.cluster.live.directory import Directory
+from shoal.cluster.live.names import actor_name
+from shoal.cluster.live.session import NAMESPACE
 from shoal.cluster.live.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from shoal.cluster.live.engine_parts import Built
+    from shoal.cluster.live.engine_build import Built
+    from shoal.engines.run.rank_group import Collectives
 
 
 class Members(Protocol):
@@ -44,22 +47,40 @@ class Surroundings:
     """One place to run in.
 
     `members(cluster, on_view)` follows a cluster; `put` shares a value and returns a reference that others await (as
-    an argument of a call it arrives as the value); `build` makes an engine and what it writes to peers with; `end`
-    ends this life at once with an exit code, as a crash would.
+    an argument of a call it arrives as the value); `build` makes an engine, with its group's collectives if it has
+    any, and what it writes to peers with; `end` ends this life at once with an exit code, as a crash would.
+    `find(cluster, group)` is the handle of a life that may still be starting, None before it exists; `host()` is the
+    address at which this place can be reached.
     """
 
     members: Callable[[str, Callable[[View], None]], Members]
     put: Callable[[Any], Any]
-    build: "Callable[[ClusterSpec, GroupRef], Built]"
+    build: "Callable[[ClusterSpec, GroupRef, Collectives | None], Built]"
     end: Callable[[int], object]
+    find: Callable[[str, GroupRef], Any | None]
+    host: Callable[[], str]
 
 
-def _build_with_nixl(spec: ClusterSpec, group: GroupRef) -> "Built":
+def _build_with_nixl(spec: ClusterSpec, group: GroupRef, ranks: "Collectives | None") -> "Built":
     """Torch and the transfer library are imported by the process that opens an engine, and by no other."""
-    from shoal.cluster.live.engine_parts import build
+    from shoal.cluster.live.engine_build import build
     from shoal.cluster.live.transfer import NixlTransfer
 
-    return build(spec, group, NixlTransfer)
+    return build(spec, group, NixlTransfer, ranks)
 
 
-RAY = Surroundings(members=Directory, put=ray.put, build=_build_with_nixl, end=os._exit)
+def _find_actor(cluster: str, group: GroupRef) -> Any | None:
+    try:
+        return ray.get_actor(actor_name(cluster, group), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+RAY = Surroundings(
+    members=Directory,
+    put=ray.put,
+    build=_build_with_nixl,
+    end=os._exit,
+    find=_find_actor,
+    host=ray.util.get_node_ip_address,
+)

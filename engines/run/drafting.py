@@ -35,7 +35,7 @@ class PickedDrafts:
 
     `logprobs` float32 [S, n, V] are the final distributions of the first n drafts, one-hot where greedy; `valid` bool
     [S]: all its logits were finite. The words belong to the drafts' positions, `firsts` [S] and on, under the seed plus
-    `seed_offset`.
+    `seed_offset` once for the first, twice for the second.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class PickedDrafts:
         kept[~self._greedy] = drawn_from[~self._greedy]
         # Drawn from the rounded values that are kept, since those are what the draft is judged by.
         rounded = torch.log_softmax(kept.double(), -1)
-        drawn = draw(rounded, self._params, [first + number for first in self._firsts], self._seed_offset)
+        # A position is drafted again with another number, and how many are verified may depend on what was drafted
+        # before: so each number has words of its own (where the words are those that decide, they are all the same).
+        offset = (1 + number) * self._seed_offset
+        drawn = draw(rounded, self._params, [first + number for first in self._firsts], offset)
         return torch.where(self._greedy, best, drawn)
 
 

@@ -111,9 +111,14 @@ RULES = [
      "controller.restarts_max = 0 must be at least 1; a lost member is started again at least once"),
     (PD + "device: cuda\n", "device = cuda is not run by this version; write cpu"),
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, dp: 2}"),
-     "decode.dp = 2 is not run by this version: a group is one rank; write dp: 1 and more groups"),
+     "decode.ep = 1 must be dp = 2 in this version; write ep: 2: the ranks of a group share out its experts"),
+    (PD.replace("decode: {groups: 1}", "decode: {groups: 1, dp: 9, ep: 9}"),
+     "decode.dp = 9 must be at most 8; give more groups"),
+    (PD.replace("decode: {groups: 1}", "decode: {groups: 1, dp: 2, ep: 2, drafts: 5, verify: varlen}"),
+     "decode.verify = varlen is not run by this version with dp = 2; write full, or dp: 1: a group's ranks would have "
+     "to time their steps together"),
     (PD.replace("prefill: {groups: 1}", "prefill: {groups: 1, ep: 2}"),
-     "prefill.ep = 2 is not run by this version: a group is one rank; write ep: 1 and more groups"),
+     "prefill.ep = 2 must be dp = 1 in this version; write ep: 1: the ranks of a group share out its experts"),
     (PD.replace("prefill: {groups: 1}", "prefill: {groups: 1, step_time_budget: soon}"),
      "prefill.step_time_budget = soon must be off, auto or a duration such as 250ms; auto: as long as "
      "step_tokens_max rows take"),

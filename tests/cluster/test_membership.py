@@ -160,3 +160,94 @@ def test_epochs_and_views_only_grow(program):
                 core.on(mb.Heartbeat(member.group), now_us)
     assert core.health().good
     assert len(core.view().ready("decode")) == wanted
+
+
+def starts(effects) -> list[tuple[str, int]]:
+    return [(effect.group.name, effect.group.epoch) for effect in of(effects, mb.Start)]
+
+
+def two_groups() -> mb.Membership:
+    """Two groups of two ranks, ready."""
+    core = mb.Membership(CONFIG)
+    for name, epoch in starts(core.on(mb.Desire("decode", 4, ranks=2), 0)):
+        core.on(mb.Started(GroupRef(name, epoch)), 10)
+    assert core.health().good
+    return core
+
+
+def test_a_group_lives_and_dies_whole():
+    core = two_groups()
+    effects = core.on(mb.Died(GroupRef("decode/3", 1), "killed"), 1_000)
+    assert [e.group.name for e in of(effects, mb.Stop)] == ["decode/3", "decode/2"]
+    assert [e.reason for e in of(effects, mb.Lost)] == ["killed", "its group lost decode/3: killed"]
+    assert core.view().ready("decode") == (GroupRef("decode/0", 1), GroupRef("decode/1", 1))
+    assert core.on(mb.Died(GroupRef("decode/2", 1), "connection closed"), 1_001)[:-1] == ()
+    assert starts(core.on(mb.Tick(), 1_100)) == [("decode/2", 2), ("decode/3", 2)]
+
+
+def test_a_rank_that_does_not_start_takes_its_group_with_it():
+    core = mb.Membership(CONFIG)
+    core.on(mb.Desire("decode", 2, ranks=2), 0)
+    core.on(mb.Started(D0), 5)
+    effects = core.on(mb.Tick(), 10_001)
+    assert {e.group.name for e in of(effects, mb.Stop)} == {"decode/0", "decode/1"}
+    assert starts(core.on(mb.Tick(), 10_101)) == [("decode/0", 2), ("decode/1", 2)]
+
+
+def test_ranks_drain_together_and_go_when_all_are_empty():
+    core = two_groups()
+    effects = core.on(mb.Drain("decode/0"), 100)
+    assert [e.group.name for e in of(effects, mb.StartDraining)] == ["decode/0", "decode/1"]
+    assert not of(core.on(mb.Drained(GroupRef("decode/0", 1)), 200), mb.Stop)  # its mate may need it for a step
+    effects = core.on(mb.Drained(GroupRef("decode/1", 1)), 300)
+    assert [e.group.name for e in of(effects, mb.Stop)] == ["decode/1", "decode/0"]
+    assert starts(effects) == [("decode/0", 2), ("decode/1", 2)]
+
+
+def test_half_a_group_found_by_a_restarted_controller_is_replaced():
+    core = mb.Membership(CONFIG, first_epoch=100)
+    core.on(mb.Found(GroupRef("decode/0", 7), "decode"), 0)
+    core.on(mb.Found(GroupRef("decode/2", 7), "decode"), 0)
+    core.on(mb.Found(GroupRef("decode/3", 7), "decode"), 0)
+    effects = core.on(mb.Desire("decode", 4, ranks=2), 0)
+    assert [(e.group.name, e.reason) for e in of(effects, mb.Stop)] == [("decode/0", "its group has no decode/1")]
+    assert not of(effects, mb.Start)
+    assert starts(core.on(mb.Tick(), 100)) == [("decode/0", 100), ("decode/1", 100)]
+    assert core.view().ready("decode") == (GroupRef("decode/2", 7), GroupRef("decode/3", 7))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5), st.integers(0, 4_000)), max_size=60))
+def test_ranks_of_a_group_never_live_apart(program):
+    """Whatever happens, all living ranks of a group have one epoch, and all come up again."""
+    core, now_us = mb.Membership(CONFIG), 0
+    core.on(mb.Desire("decode", 6, ranks=3), 0)
+    for verb, index, step_us in program:
+        now_us += step_us
+        epoch = {m.group.name: m.group.epoch for m in core.view().members}.get(f"decode/{index}", 1)
+        group = GroupRef(f"decode/{index}", epoch)
+        event = [
+            mb.Started(group), mb.Heartbeat(group), mb.Died(group, "x"), mb.Drain(group.name), mb.Drained(group),
+            mb.Desire("decode", index // 3 * 3, ranks=3), mb.Tick(),
+        ][verb]  # fmt: skip
+        for effect in core.on(event, now_us):
+            assert not isinstance(effect, mb.WakeAt) or effect.at_us > now_us
+        ended = (mb.MemberState.LOST, mb.MemberState.FAILED)
+        for first in (0, 3):
+            ranks = [m for m in core.view().members if first <= int(m.group.name[7:]) < first + 3]
+            alive = [m for m in ranks if m.state not in ended]
+            assert len(alive) in (0, 3), ranks
+            assert len({m.group.epoch for m in alive}) <= 1, ranks
+    wanted = core.desired["decode"]
+    for _ in range(400):
+        now_us += 1_000
+        core.on(mb.Tick(), now_us)
+        for member in core.view().members:
+            if member.state is mb.MemberState.STARTING:
+                core.on(mb.Started(member.group), now_us)
+            elif member.state is mb.MemberState.DRAINING:
+                core.on(mb.Drained(member.group), now_us)
+            else:
+                core.on(mb.Heartbeat(member.group), now_us)
+    assert core.health().good
+    assert len(core.view().ready("decode")) == wanted

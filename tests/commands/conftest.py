@@ -9,7 +9,7 @@ from commands.shell import Shell
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.name in ("test_lifecycle.py", "test_job.py"):
+        if item.path.name in ("test_lifecycle.py", "test_job.py", "test_groups.py"):
             item.add_marker(pytest.mark.live)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from shoal.balancers.reports import GroupRef
-from shoal.cluster.live.engine_parts import Built, registered
+from shoal.cluster.live.engine_build import Built, registered
 from shoal.cluster.live.names import role_of
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.engines.config import EngineConfig

@@ -310,8 +310,10 @@ class World:
         return Surroundings(
             members=lambda cluster, on_view: InProcessMembers(self, life, on_view),
             put=Reference,
-            build=lambda spec, group: self._build(spec, group, lambda name: InProcessTransfer(name, self.hub)),
+            build=lambda spec, group, ranks: self._build(spec, group, lambda name: InProcessTransfer(name, self.hub)),
             end=end,
+            find=lambda cluster, group: self.handles().get(group),
+            host=lambda: "127.0.0.1",
         )
 
     def _actor(self, life: Life) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from scenarios.in_process import running, until, without_drafts
-from shoal.cluster.live.engine_parts import Built, registered
+from shoal.cluster.live.engine_build import Built, registered
 from shoal.cluster.live.names import COMPLETION, role_of
 from shoal.engines.core.request import EngineRequest
 from shoal.engines.model.decoder import Model

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import torch
 from scenarios.in_process import running, until, without_drafts
-from shoal.cluster.live.engine_parts import Built, registered
+from shoal.cluster.live.engine_build import Built, registered
 from shoal.cluster.live.names import COMPLETION, role_of
 from shoal.engines.core.grammar.spec import GrammarKind, GrammarSpec
 from shoal.engines.grammar.token_bytes import TokenBytes

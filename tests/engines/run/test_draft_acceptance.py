@@ -50,6 +50,9 @@ class Chain:
         ends = torch.tensor(batch.q_lens).cumsum(0) - 1
         return batch.token_ids[ends] if batch.is_prefill else batch.token_ids
 
+    def join(self) -> None:
+        """There are no other ranks."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         return CHAIN[hidden]
 

@@ -28,11 +28,15 @@ class EchoModel:
     def __init__(self, memory: DeviceMemory) -> None:
         self.memory = memory
         self.seen: list[int] = []
+        self.joined = 0
 
     def forward(self, batch: Batch) -> torch.Tensor:
         self.seen.append(int(self.memory.slots[1, 0]))
         ends = torch.tensor(batch.q_lens).cumsum(0) - 1
         return (batch.token_ids[ends] if batch.is_prefill else batch.token_ids).double().unsqueeze(1)
+
+    def join(self) -> None:
+        self.joined += 1
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         ids = hidden.squeeze(1).long()
@@ -89,12 +93,12 @@ def test_copies_come_before_the_forward(memory: DeviceMemory) -> None:
     assert not memory.slots[3].any()
 
 
-def test_an_empty_plan_runs_no_model(memory: DeviceMemory) -> None:
+def test_an_empty_plan_joins_the_other_ranks_with_no_row(memory: DeviceMemory) -> None:
     model = EchoModel(memory)
     memory.blocks[1] = 5
     result = Runner(model, memory, ImageRows(hidden=1)).run(Plan(1, StepKind.DECODE, (), clone_blocks=((1, 2),)))
     assert list(result.sampled) == []
-    assert model.seen == []
+    assert (model.seen, model.joined) == ([], 1)
     assert int(memory.blocks[2, 0]) == 5
 
 
