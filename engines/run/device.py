@@ -35,6 +35,7 @@ class Launched(Generic[T]):
     def __init__(self, event: Event, is_inside: Callable[[], bool]) -> None:
         self._event = event
         self._is_inside = is_inside
+        self._has_run = False
         self._value: T | None = None
         self._error: BaseException | None = None
 
@@ -46,6 +47,7 @@ class Launched(Generic[T]):
             self._value = work()
         except BaseException as error:  # the host gets it where it asks for the result
             self._error = error
+        self._has_run = True
         return broken_by or self._error
 
     @property
@@ -67,9 +69,9 @@ class Launched(Generic[T]):
     def on_device(self) -> T:
         """For work launched later on the same device, whose turn comes when this is computed.
 
-        Raises EarlyReadError outside such work.
+        Raises EarlyReadError outside such work, and what the work raised.
         """
-        if not self._is_inside():
+        if not (self._is_inside() and self._has_run):
             raise EarlyReadError("on_device() is for work launched behind this one: the host calls wait()")
         return self._get()
 

@@ -132,6 +132,18 @@ def test_the_host_reaches_a_result_only_by_its_event(device: Device) -> None:
         launched.on_device()  # not even then: what is right by luck is wrong on the next machine
 
 
+def test_work_does_not_reach_what_is_launched_behind_it() -> None:
+    device = HostDevice()
+    gate = threading.Event()
+    behind: list[Launched[int]] = []
+    first = device.launch(lambda: gate.wait() and behind[0].on_device())
+    behind.append(device.launch(lambda: 1))
+    gate.set()
+    with pytest.raises(EarlyReadError, match="work launched behind this one"):
+        first.wait()
+    device.close()
+
+
 def test_a_result_that_is_not_there_is_not_given() -> None:
     gate = threading.Event()
     device = HostDevice()
