@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from shoal.engines.core.golden.arithmetic import ENTRY_REPLAYS, ROW_REPLAYS, replay_rows
 from shoal.engines.core.golden.group import replay_vote, replay_vote_table
+from shoal.engines.core.golden.guard import replay_guard
 from shoal.engines.core.golden.lengths import replay_verify
 from shoal.engines.core.golden.matcher import replay_matcher
 from shoal.engines.core.golden.outcome import MalformedError, NotYetError, Outcome, Verdict
@@ -70,6 +71,8 @@ def _replay(kind: str, entry: dict[str, Any], defaults: dict[str, Any], as_publi
         return replay_vote_table(entry, defaults)
     if kind == "so_matcher":
         return replay_matcher(entry)
+    if kind == "sync_guard":
+        return replay_guard(entry)
     if kind in ROW_REPLAYS:
         return replay_rows(entry)
     if kind in ENTRY_REPLAYS:
