@@ -193,6 +193,7 @@ def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, 
         truncation=_truncation(manifest, facts),
         cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
         drafts=drafts,
+        waiting_max=0 if isinstance(section, Decode) else manifest.balancers.queue_max,
     )
 
 

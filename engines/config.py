@@ -50,7 +50,7 @@ class EngineConfig:
     `drafts` are made and verified for each sequence in each decode step, 0 = none; a PROMPT engine makes none, it keeps
     the drafter's window entries for the engine that does.
     A prefill step has at most `step_tokens_max` rows, and fewer where they would take longer than `step_time_us`
-    (or STEP_TIME_OFF, STEP_TIME_AUTO).
+    (or STEP_TIME_OFF, STEP_TIME_AUTO). `waiting_max` prompts may wait, one more is rejected; 0 = no bound.
     """
 
     role: Role
@@ -63,3 +63,4 @@ class EngineConfig:
     truncation: Truncation = Truncation()
     cache: CacheConfig = CacheConfig()
     drafts: int = 0
+    waiting_max: int = 0

@@ -9,6 +9,7 @@ from shoal.cluster.api.settings import ApiSettings
 
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id", "prefix"})
 SEED_MAX = 2**63 - 1
+NAME_CHARS_MAX = 256
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,6 +66,7 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    user: str | None = None
     traffic_class: TrafficClass | None = None
     response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -75,7 +77,6 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     # ---
-    user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -186,8 +187,9 @@ def _check_combinations(body: ChatBody, settings: ApiSettings) -> None:
             raise _refuse("stop_token_ids", token_id, "must be token ids, 0 or more")
     if body.tokens_max is not None and (body.min_tokens or 0) > body.tokens_max:
         raise _refuse("min_tokens", body.min_tokens, f"must be at most max_tokens = {body.tokens_max}")
-    if body.cache_salt is not None and len(body.cache_salt) > 256:
-        raise _refuse("cache_salt", body.cache_salt, "must have at most 256 characters")
+    for name in ("cache_salt", "user"):
+        if len(getattr(body, name) or "") > NAME_CHARS_MAX:
+            raise _refuse(name, getattr(body, name), f"must have at most {NAME_CHARS_MAX} characters")
 
 
 def _check_message(message: dict[str, Any], param: str) -> None:

@@ -1,7 +1,6 @@
 """`/v1/chat/completions`: from a raw request to a streamed or whole answer, with every wait bounded."""
 
 import asyncio
-import hashlib
 import logging
 import re
 import secrets
@@ -49,11 +48,15 @@ SSE_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What surrounds a body: when it came, by when it must be answered (Unix seconds), what the client calls it."""
+    """What surrounds a body: when it came, by when it must be answered (Unix seconds), what the client calls it.
+
+    `is_urgent`: the client said by when.
+    """
 
     arrival_s: float
     deadline_s: float
     client_request_id: str
+    is_urgent: bool = False
 
 
 class ChatDesk:
@@ -112,14 +115,17 @@ class ChatDesk:
 
 
 def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: str) -> list[ChatJob]:
-    """The jobs of a request: choice 0 has the client's seed (or a random one), the others seeds derived from it."""
+    """The jobs of a request: choice i has the client's seed (or a random one) plus i, as vLLM has it.
+
+    So choice i is what a request of its own with seed + i gets.
+    """
     n = body.n or 1
     seed = secrets.randbelow(SEED_MAX) if body.seed is None else body.seed
     return [
         ChatJob(
             request_id=f"{response_id}-{choice}",
             token_ids=prompt.token_ids,
-            sampling=_sampling(body, prompt.tokens_max, _choice_seed(seed, choice)),
+            sampling=_sampling(body, prompt.tokens_max, (seed + choice) & SEED_MAX),
             spans=prompt.spans,
             canvases=prompt.canvases,
             stop=body.stops,
@@ -132,16 +138,11 @@ def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: s
             choice=choice,
             n=n,
             grammar=prompt.grammar,
+            user=body.user or "",
+            is_urgent=envelope.is_urgent,
         )
         for choice in range(n)
     ]
-
-
-def _choice_seed(seed: int, choice: int) -> int:
-    if choice == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & SEED_MAX
 
 
 def _sampling(body: ChatBody, tokens_max: int, seed: int) -> SamplingParams:
@@ -194,7 +195,7 @@ def read_envelope(request: Request, settings: ApiSettings, client_request_id: st
             name = "x-deadline-ms"
             raise BadRequestError(f"{name} = {wish[:40]!r} must be whole milliseconds from 1", param=name)
         limit = min(limit, int(wish) / 1000)
-    return Envelope(arrival, arrival + limit, client_request_id)
+    return Envelope(arrival, arrival + limit, client_request_id, is_urgent=wish is not None)
 
 
 class ChatResponse(Response):

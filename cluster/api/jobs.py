@@ -27,8 +27,10 @@ class ChatJob:
     `token_ids` is the rendered prompt with every image expanded to its placeholder span; `spans[i]` describes the
     image whose preprocessed pixels are `canvases[i]`, uint8 [height, width, 3], already fitted and padded to the
     ViT grid. `sampling.max_tokens` is resolved and fits the context. `stop` strings are matched by the HTTP side,
-    which closes the iterator on a match; they are given for information. `priority`: smaller is sooner.
-    `arrival_us` and `deadline_us` are Unix time in microseconds; every job has a deadline. `request_id` is unique;
+    which closes the iterator on a match; they are given for information. `priority`: smaller is sooner. Requests of one
+    `user` share that user's turns in a queue.
+    `arrival_us` and `deadline_us` are Unix time in microseconds; every job has a deadline, and
+    `is_urgent` says that the client named it, so that queues serve by it. `request_id` is unique;
     `client_request_id` is what the client sent as x-request-id, for logs only.
     `cache_salt` separates prefix caches of tenants; empty is the shared one. `grammar` rules the answer.
     """
@@ -48,6 +50,8 @@ class ChatJob:
     choice: int = 0
     n: int = 1
     grammar: GrammarSpec | None = None
+    user: str = ""
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

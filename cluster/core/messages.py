@@ -9,47 +9,15 @@ Sequences are named `<request id>/<attempt>` in engines (`names.engine_id`): one
 from dataclasses import dataclass
 
 from shoal.balancers.reports import Choice, DecodeNeed, EncodeNeed, Full, GroupRef, PrefillNeed
-from shoal.engines.core.grammar.spec import GrammarSpec
+from shoal.cluster.core.job import Embedding
 from shoal.engines.core.request import (
     EngineRequest,
     FinishEvent,
     ImageSpan,
     NoRoom,
     Rejected,
-    SamplingParams,
     TokenEvent,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One request as the API hands it over: tokens with image placeholders expanded, images digested.
-
-    `token_ids` is the client's prompt; `end_token_ids` end an answer (sampling.stop_token_ids end it too).
-    `patches[i]` is the ViT patch count of images[i]. `deadline_us` is absolute on the shell's clock.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    images: tuple[ImageSpan, ...] = ()
-    patches: tuple[int, ...] = ()
-    end_token_ids: tuple[int, ...] = ()
-    traffic_class: str = "default"
-    arrival_us: int = 0
-    deadline_us: int = 0
-    grammar: GrammarSpec | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """Where one encoded image can be read; `rows` is opaque here (an object reference or shared memory name)."""
-
-    image_index: int
-    digest: bytes
-    group: GroupRef
-    rows: object
-
 
 # ---------------------------------------------------------------- events in
 

@@ -176,7 +176,7 @@ def service_error(failure: m.Failure) -> ServiceError:
         case 429:
             return FullError(failure.retry_after_us / 1e6, failure.message)
         case 503:
-            return UnavailableError(failure.message)
+            return UnavailableError(failure.message, failure.retry_after_us / 1e6)
         case 504:
             return DeadlineExceededError(failure.message)
         case 400:

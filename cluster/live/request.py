@@ -11,6 +11,7 @@ from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.entrypoint import RequestMachine
 from shoal.cluster.core.handoff import Refused
+from shoal.cluster.core.job import Embedding, Job
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.clock import now_us
@@ -167,7 +168,7 @@ class RequestRun:
         # Not on the loop: while the object store is full, `put` waits until something has been spilled.
         canvas = await asyncio.to_thread(self._service.put, self._canvases[span.digest])
         [rows] = await handle.encode.remote(effect.sequence, span.digest, _patches(span.length), canvas)
-        return m.Encoded(effect.ask, m.Embedding(effect.image_index, span.digest, effect.group, rows))
+        return m.Encoded(effect.ask, Embedding(effect.image_index, span.digest, effect.group, rows))
 
     async def _reserve(self, effect: m.Reserve) -> m.Event:
         handle = self._member(effect.group)
@@ -215,8 +216,8 @@ def _patches(span_tokens: int) -> int:
     return span_tokens * PATCHES_PER_TOKEN
 
 
-def _job(chat: ChatJob, eos_token_id: int) -> m.Job:
-    return m.Job(
+def _job(chat: ChatJob, eos_token_id: int) -> Job:
+    return Job(
         request_id=chat.request_id,
         token_ids=chat.token_ids,
         sampling=chat.sampling,
@@ -227,4 +228,7 @@ def _job(chat: ChatJob, eos_token_id: int) -> m.Job:
         arrival_us=chat.arrival_us,
         deadline_us=chat.deadline_us or 0,
         grammar=chat.grammar,
+        priority=chat.priority,
+        user=chat.user,
+        is_urgent=chat.is_urgent,
     )

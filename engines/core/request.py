@@ -126,10 +126,14 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request an engine will never be able to serve, with the rule it breaks and the remedy."""
+    """A request an engine will never be able to serve, with the rule it breaks and the remedy.
+
+    `is_full`: that is its queue, so another engine may serve it, and this one later.
+    """
 
     request_id: str
     reason: str
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

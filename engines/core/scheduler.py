@@ -25,7 +25,7 @@ from shoal.engines.core.queueing import expire
 from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, SamplingParams, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
-from shoal.engines.core.submit import objection
+from shoal.engines.core.submit import crowd, objection
 from shoal.engines.core.vote import Point, point_of
 from shoal.engines.core.zos_fixup import fix_up
 
@@ -82,6 +82,8 @@ class StepScheduler:
         reason = objection(self._ledger, sequence)
         if reason:
             return Rejected(request.request_id, reason)
+        if reason := crowd(self._ledger):
+            return Rejected(request.request_id, reason, is_full=True)
         self._ledger.enter(sequence)
         return Accepted(request.request_id)
 

@@ -12,15 +12,15 @@ def objection(ledger: Ledger, sequence: Sequence) -> str:
     if request.request_id in ledger.sequences or request.request_id in ledger.reservations:
         return f"request_id {request.request_id!r} is in use: a request has one sequence in an engine at a time"
     return (
-        _queue_full(ledger)
-        or _bad_tokens(request)
+        _bad_tokens(request)
         or _bad_images(request)
         or _bad_hit(ledger, request)
         or (ledger.refusal(len(request.token_ids), sequence) if ledger.rules.refuse_at_submit else "")
     )
 
 
-def _queue_full(ledger: Ledger) -> str:
+def crowd(ledger: Ledger) -> str:
+    """Why no request is accepted now, whatever it asks for; "" if the queue has room."""
     most = ledger.rules.waiting_max
     if not most or len(ledger.waiting) < most:
         return ""

@@ -64,7 +64,9 @@ def build_engine(
     if drafts:
         pool = DraftPool(config.sequences_max, drafts, bound.vocabulary, pad)
         drafting = Drafting(bound, pool, Limits(model.config.eos_token_id, config.max_model_len))
-    rules = dataclasses.replace(rules or SchedulingRules(), drafts=drafts, pad_token_id=pad)
+    rules = dataclasses.replace(
+        rules or SchedulingRules(), drafts=drafts, pad_token_id=pad, waiting_max=config.waiting_max
+    )
     scheduler = StepScheduler(config, model.config.eos_token_id, rules)
     constraints = Constraints(model.config.text.vocab_size, model.config.eos_token_id, scheduler.rules.drafts)
     runner = Runner(bound, memory, images, constraints, drafting)

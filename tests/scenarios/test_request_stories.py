@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shoal.cluster.core import messages as m
-from shoal.engines.core.request import FinishReason
+from shoal.engines.core.request import FinishReason, Rejected
 
 from tests.machines.request_world import KEEP, POLICY, start
 
@@ -76,4 +76,27 @@ def test_no_room_is_tried_elsewhere_then_waited_for_then_refused():
 def test_normal_deployment():
     world = start(replace(POLICY, normal=True), images=1).run()
     assert world.machine.timeline().route == ("prefill/0",)
+    world.check_nothing_left()
+
+
+def test_what_a_client_asks_of_queues_reaches_the_engine():
+    """Clients' smaller priority is an engine's greater one; a deadline that only the server set orders nothing."""
+    world = start(images=0, priority=-3, user="ann", deadline_us=9_000_000, is_urgent=True).run()
+    request = world.submits[0].request
+    assert (request.priority, request.user, request.deadline_us) == (3, "ann", 9_000_000)
+    assert start(images=0, deadline_us=9_000_000).run().submits[0].request.deadline_us == 0
+
+
+def test_a_full_queue_is_tried_elsewhere_once_and_is_a_429():
+    world = start(images=0)
+    for _ in range(2):
+        world.run(until=m.Submitted)
+        submit, world.events = world.submits[-1], []
+        world.held.discard((submit.group, submit.request.request_id))
+        ask = submit.ask
+        world.on(m.SubmitRejected(ask, Rejected(submit.request.request_id, "waiting_max = 1", is_full=True)))
+    assert {s.group.name for s in world.submits} == {"prefill/0", "prefill/1"}
+    failure = world.finishes[0].failure
+    assert (failure.status, failure.code) == (429, "queue_full")
+    assert failure.retry_after_us >= 1_000_000
     world.check_nothing_left()
