@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from shoal.engines.config import Role
 from shoal.engines.core.request import (
+    BranchToken,
+    EngineRequest,
     FinishEvent,
     FinishReason,
     ImageSpan,
@@ -177,7 +179,7 @@ class StepResult:
     `confidences[i]`: raw acceptance confidence of each of the next drafts, 0..1; empty = no confidence head.
 
     `failed` maps request ids to what went wrong with that request alone; it ends with FinishReason.ERROR and pushes
-    no token.
+    no token. `branched`: first tokens of the branches of each prompt that this step completed.
     """
 
     sampled: Seq[int]
@@ -187,6 +189,7 @@ class StepResult:
     drafts: Seq[Seq[int]] = ()
     confidences: Seq[Seq[float]] = ()
     accepted_logprobs: Seq[Seq[TokenLogprobs]] = ()
+    branched: tuple[tuple[str, tuple[BranchToken, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,17 @@ class PromptDone:
     first_token: int
 
 
-Event = TokenEvent | FinishEvent | ChunkDone | PromptDone
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """What became of a branch of `parent_id`: it has begun here, its first token comes next; or `refusal` says why it
+    must be computed by itself. `request` is the branch's own."""
+
+    parent_id: str
+    request: EngineRequest
+    refusal: str = ""
+
+
+Event = TokenEvent | FinishEvent | ChunkDone | PromptDone | Branched
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,14 @@ class ImageSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Another answer to a prompt: a sequence of its own, `request_id`, that differs in nothing but the seed."""
+
+    request_id: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to compute.
 
@@ -69,6 +77,8 @@ class EngineRequest:
 
     What it asks of the queue: `priority`, greater goes first; `deadline_us`, 0 = none, earlier goes first among
     equals, and a prompt that is not begun by then ends with an error; `user`, whose requests share by tokens.
+
+    `branches` begin when its prompt is computed, here or where it is handed off to, and share the prompt's blocks.
     """
 
     request_id: str
@@ -83,6 +93,7 @@ class EngineRequest:
     priority: int = 0
     deadline_us: int = 0
     user: str = ""
+    branches: tuple[Branch, ...] = ()
 
 
 class FinishReason(StrEnum):
@@ -110,6 +121,16 @@ class TokenEvent(NamedTuple):
 
     request_id: str
     index: int  # type: ignore[assignment]  # tuple.index, which nobody wants of an event
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchToken:
+    """The first token of a branch, drawn with its seed where the prompt was computed."""
+
+    request_id: str
+    seed: int
     token_id: int
     logprobs: TokenLogprobs | None = None
 
@@ -149,11 +170,13 @@ class NoRoom:
 class TokenState:
     """What travels with a hand-off besides bytes (P to D): everything else follows from these.
 
-    `token_ids` = prompt + outputs so far, the last one sampled but not yet computed; cached == len - 1.
+    `token_ids` = prompt + outputs so far, the last one sampled but not yet computed; cached == len - 1. `branches`
+    of the prompt that have not ended with their first tokens begin where this is admitted.
     """
 
     request: EngineRequest
     token_ids: tuple[int, ...]
+    branches: tuple[BranchToken, ...] = ()
 
     @property
     def cached(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 
 from shoal.engines.config import STEP_TIME_OFF, EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
+from shoal.engines.core.branching import begin_branches
 from shoal.engines.core.commit import collect, commit_step
 from shoal.engines.core.decode import plan_decode
 from shoal.engines.core.drafts import VerifyChooser
@@ -159,6 +160,10 @@ class StepScheduler:
         """COMPLETION: the reserved memory is written; decode from `state`. Rejected if no longer reserved."""
         return self._receiving.admit(reservation, state)
 
+    def begin_branches(self, state: TokenState) -> tuple[Event, ...]:
+        """COMPLETION: begin the branches of a prompt that was just admitted; nothing may be planned in between."""
+        return tuple(begin_branches(self._ledger, state.request.request_id, state.branches, self.eos_token_id))
+
     def cancel(self, reservation: Reservation) -> bool:
         """COMPLETION: give reserved memory back. False if it was admitted or cancelled before."""
         return self._receiving.cancel(reservation)
@@ -243,6 +248,8 @@ class StepScheduler:
         assert plan is self._open[0], f"step {plan.step} is not the oldest open one, that is {self._open[0].step}"
         assert not plan.behind, f"step {plan.step} was planned behind {plan.behind}: fix it up first"
         done = commit_step(self._ledger, plan, result, self.eos_token_id)
+        for parent_id, firsts in result.branched:
+            done += begin_branches(self._ledger, parent_id, firsts, self.eos_token_id)
         events = [*self._collect(plan), *done]
         del self._open[0]
         for later in self._open:

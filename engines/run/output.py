@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
+from shoal.engines.core.plan import Branched, Plan, PlanItem, StepKind, StepResult
 from shoal.engines.core.request import FinishEvent, TokenEvent, TokenState
 from shoal.engines.ports import GrainMemory
 
@@ -66,9 +66,10 @@ class StepOutput:
     reasons: tuple[tuple[str, str], ...] = ()
     verified: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
+    branched: tuple[Branched, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.events or self.prompts)
+        return bool(self.rows or self.events or self.prompts or self.branched)
 
 
 @dataclass(frozen=True, slots=True)
