@@ -121,11 +121,13 @@ def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: s
     """
     n = body.n or 1
     seed = secrets.randbelow(SEED_MAX) if body.seed is None else body.seed
+    seeds = [(seed + choice) & SEED_MAX for choice in range(n)]
+    names = [f"{response_id}-{choice}" for choice in range(n)]
     return [
         ChatJob(
-            request_id=f"{response_id}-{choice}",
+            request_id=names[choice],
             token_ids=prompt.token_ids,
-            sampling=_sampling(body, prompt.tokens_max, (seed + choice) & SEED_MAX),
+            sampling=_sampling(body, prompt.tokens_max, seeds[choice]),
             spans=prompt.spans,
             canvases=prompt.canvases,
             stop=body.stops,
@@ -137,6 +139,8 @@ def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: s
             client_request_id=envelope.client_request_id,
             choice=choice,
             n=n,
+            leader=names[0] if choice else "",
+            followers=() if choice else tuple(zip(names[1:], seeds[1:], strict=True)),
             grammar=prompt.grammar,
             user=body.user or "",
             is_urgent=envelope.is_urgent,

@@ -28,11 +28,13 @@ class ChatJob:
     image whose preprocessed pixels are `canvases[i]`, uint8 [height, width, 3], already fitted and padded to the
     ViT grid. `sampling.max_tokens` is resolved and fits the context. `stop` strings are matched by the HTTP side,
     which closes the iterator on a match; they are given for information. `priority`: smaller is sooner. Requests of one
-    `user` share that user's turns in a queue.
-    `arrival_us` and `deadline_us` are Unix time in microseconds; every job has a deadline, and
-    `is_urgent` says that the client named it, so that queues serve by it. `request_id` is unique;
-    `client_request_id` is what the client sent as x-request-id, for logs only.
-    `cache_salt` separates prefix caches of tenants; empty is the shared one. `grammar` rules the answer.
+    `user` share that user's turns in a queue. `arrival_us` and `deadline_us` are Unix time in microseconds; every job
+    has a deadline, and `is_urgent` says that the client named it, so that queues serve by it. `request_id` is unique;
+    `client_request_id` is what the client sent as x-request-id, for logs only. `cache_salt` separates prefix caches of
+    tenants; empty is the shared one. `grammar` rules the answer.
+
+    `followers`: (request id, seed) of the other choices, in the job of the first one, which is submitted first and is
+    their `leader`: they begin from the prompt that is computed for it, where that can be.
     """
 
     request_id: str
@@ -52,6 +54,8 @@ class ChatJob:
     grammar: GrammarSpec | None = None
     user: str = ""
     is_urgent: bool = False
+    leader: str = ""
+    followers: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

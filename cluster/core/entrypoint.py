@@ -84,6 +84,8 @@ class RequestMachine(Record):
                 self._on_group_lost(group)
             case m.Tick() | m.Saved():
                 self._wake_us = 0
+            case m.Forked() | m.NotForked() | m.LeaderGone():
+                pass  # a follower's
             case m.CallFailed(number, reason, is_lost):
                 if ask := self._asks.drop(number):
                     self._on_call_failed(ask, reason, is_lost)
@@ -218,6 +220,8 @@ class RequestMachine(Record):
         if (reason := self._output.ending()) is not None:  # all was computed, only the engine's word for it was lost
             finish = FinishEvent(self._job.request_id, reason, len(self._output))
             return self._end("finished", finish, None)
+        if len(self._output) and self._job.branches:
+            self._effects.append(m.ReleaseFollowers())
         self._attempt = Attempt(self._attempt.number + 1, self._job.request_id)
         limit = len(self._job.token_ids) - self._policy.keep
         if not self._store_is_on or limit < self._policy.grain_tokens:
@@ -381,3 +385,5 @@ class RequestMachine(Record):
         reason = finish.reason if finish else why.code if why else "client"
         self._mark("ended", how=what, reason=str(reason), output_tokens=len(self._output))
         self._effects.append(m.Finish(finish, why, self._cached_tokens or 0))
+        if self._job.branches:
+            self._effects.append(m.ReleaseFollowers())

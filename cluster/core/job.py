@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shoal.balancers.reports import GroupRef
 from shoal.engines.core.grammar.spec import GrammarSpec
-from shoal.engines.core.request import ImageSpan, SamplingParams
+from shoal.engines.core.request import Branch, ImageSpan, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class Job:
     `token_ids` is the client's prompt; `end_token_ids` end an answer (sampling.stop_token_ids end it too).
     `patches[i]` is the ViT patch count of images[i]. `deadline_us` is absolute on the shell's clock; `is_urgent`: the
     client set it, so queues serve by it. `priority`: smaller is sooner, as clients of vLLM have it. Requests of one
-    `user` share that user's turns in a queue.
+    `user` share that user's turns in a queue. `branches` are other answers to the same prompt, which have machines of
+    their own (`following`) and are named as the first attempts of those.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class Job:
     priority: int = 0
     user: str = ""
     is_urgent: bool = False
+    branches: tuple[Branch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,28 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Forked:
+    """The engine has begun this answer from the prompt that it computed for another one, and owns the sequence."""
+
+    attempt: int
+    group: GroupRef
+
+
+@dataclass(frozen=True, slots=True)
+class NotForked:
+    """The engine that has the other answer's prompt could not begin this one there."""
+
+    attempt: int
+    group: GroupRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderGone:
+    """Nobody will begin this answer from another one's prompt any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupLost:
     """Membership declares one life of a group over."""
 
@@ -217,7 +239,7 @@ class Tick:
 Event = (
     Begin | Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed
     | PrefillStarted | ChunkDone | Known | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended
-    | Saved | GroupLost | ClientGone | Tick
+    | Saved | GroupLost | ClientGone | Tick | Forked | NotForked | LeaderGone
 )  # fmt: skip
 
 # ---------------------------------------------------------------- effects out
@@ -351,6 +373,11 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseFollowers:
+    """Tell the machines of the job's branches LeaderGone; those that have begun do not mind."""
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send Tick at `at_us` unless a later WakeAt of this request replaces it."""
 
@@ -359,7 +386,7 @@ class WakeAt:
 
 Effect = (
     Match | ChooseEncoder | Encode | ChoosePrefill | ChooseDecode | ReleaseChoice | Reserve | Submit | Abort
-    | Emit | Finish | WakeAt
+    | Emit | Finish | WakeAt | ReleaseFollowers
 )  # fmt: skip
 
 Answer = Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,9 @@ class EngineParts:
                 self.source.blocks_ready(chunk.request_id, chunk.first_block, chunk.blocks)
             for prompt in output.prompts:
                 self.source.prompt_ready(prompt.request_id, prompt)
+        for branched in output.branched:
+            if not self.sequences.post_branched(branched, self._prefix):
+                self.steps.post(methodcaller("abort", branched.request.request_id))
         ended = self.sequences.post_step(output)
         for sequence in ended:
             if self.source is not None:
@@ -276,7 +280,7 @@ class EngineParts:
             then(Rejected(sequence, grammar))
             return
         if (origin := self.sequences.origin(sequence)) is not None:  # its first step may complete a grain
-            self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
+            self.sequences.begin(sequence, self._prefix(state.request, origin), state.cached)
         await self.steps.call(lambda engine: engine.admit(reservation, state, now_us(), grammar), then)
 
     def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
@@ -391,8 +395,3 @@ def registered(transfer_of: Callable[[str], Transfer], group: GroupRef, memory: 
     for name, buffer in memory.buffers().items():
         transfer.register(name, buffer)
     return transfer
-
-
-def _at(state: TokenState) -> EngineRequest:
-    """The request as far as its computed tokens go, for chain keys."""
-    return replace(state.request, token_ids=state.token_ids[: state.cached])

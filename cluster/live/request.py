@@ -10,14 +10,16 @@ from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.entrypoint import RequestMachine
+from shoal.cluster.core.following import FollowerMachine
 from shoal.cluster.core.handoff import Refused
 from shoal.cluster.core.job import Embedding, Job
-from shoal.cluster.core.names import split_engine_id
+from shoal.cluster.core.names import FIRST_ATTEMPT, engine_id, split_engine_id
+from shoal.cluster.core.state import State
 from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.names import DECODE_BALANCER, ENCODE_BALANCER, INDEX, PREFILL_BALANCER
 from shoal.cluster.live.submission import ImageRef, Origin, Submission, TicketOffer
-from shoal.engines.core.request import NoRoom, Rejected, TokenEvent
+from shoal.engines.core.request import Branch, NoRoom, Rejected, TokenEvent
 from shoal.kvstore.core.chain import chain_keys
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class RequestRun:
         self._service = service
         self._chat = job
         self._canvases = {span.digest: canvas for span, canvas in zip(job.spans, job.canvases, strict=True)}
-        self._machine = RequestMachine(_job(job, eos_token_id), service.spec.policy)
+        kind = FollowerMachine if job.leader else RequestMachine
+        self._machine = kind(_job(job, eos_token_id), service.spec.policy)
         self._wake: asyncio.TimerHandle | None = None
         self._pending: list[TokenEvent] = []
         self._finish: m.Finish | None = None
@@ -80,6 +83,11 @@ class RequestRun:
         if self._wake is not None:
             self._wake.cancel()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the machine has ended."""
+        return self._machine.state is State.ENDED
+
     def timeline(self) -> RequestTimeline:
         """What has happened so far."""
         return self._machine.timeline()
@@ -114,6 +122,8 @@ class RequestRun:
                 self._call(ask, self._submit(effect))
             case m.Abort(group, sequence, reason):
                 self._tell(self._service.directory.handle(group), "abort", sequence, reason)
+            case m.ReleaseFollowers():
+                self._service.release_followers(self._chat)
             case m.ReleaseChoice(balancer, reservation):
                 self._tell(self._service.directory.only(BALANCERS[balancer]), "release", reservation)
 
@@ -231,4 +241,5 @@ def _job(chat: ChatJob, eos_token_id: int) -> Job:
         priority=chat.priority,
         user=chat.user,
         is_urgent=chat.is_urgent,
+        branches=tuple(Branch(engine_id(name, FIRST_ATTEMPT), seed) for name, seed in chat.followers),
     )

@@ -86,6 +86,8 @@ class World:
                     self.poison(name)
                 case m.ReleaseChoice(balancer, reservation):
                     getattr(self, balancer).release(reservation)
+                case m.ReleaseFollowers():
+                    pass
                 case _:
                     self.calls.append(effect)
         self.check()

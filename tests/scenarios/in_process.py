@@ -392,6 +392,18 @@ class World:
             **({"cache_salt": str(number)} | fields),
         )
 
+    def choices(self, n: int, *args: Any, **fields: Any) -> list[ChatJob]:
+        """A request for n answers, as the HTTP side makes it: one job each, seeds one apart; the first leads."""
+        first = self.job(*args, **fields)
+        names = [f"{first.request_id}-{i}" for i in range(n)]
+        seeds = [first.sampling.seed + i for i in range(n)]
+        followers = tuple(zip(names[1:], seeds[1:], strict=True))
+        jobs = [
+            replace(first, request_id=name, sampling=replace(first.sampling, seed=seed), choice=i, n=n, leader=names[0])
+            for i, (name, seed) in enumerate(zip(names, seeds, strict=True))
+        ]
+        return [replace(jobs[0], leader="", followers=followers), *jobs[1:]]
+
     # ------------------------------------------------------------ what is left
 
     async def quiet(self) -> None:

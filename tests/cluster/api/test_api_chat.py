@@ -151,6 +151,10 @@ async def test_choices_are_independent_jobs_with_derived_seeds(world):
     assert [choice.message.content for choice in answer.choices] == ["choice 0", "choice 1", "choice 2"]
     seeds = [job.sampling.seed for job in sorted(world.service.jobs, key=lambda job: job.choice)]
     assert seeds == [7, 8, 9]
+    first, *others = sorted(world.service.jobs, key=lambda job: job.choice)
+    assert first.followers == tuple((job.request_id, job.sampling.seed) for job in others)
+    assert (first.leader, {job.leader for job in others}) == ("", {first.request_id})
+    assert not any(job.followers for job in others)
     again = await world.chat(n=3, seed=7, stream=True)
     texts = ["", "", ""]
     async for event in again:
