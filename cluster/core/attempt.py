@@ -92,6 +92,7 @@ def submit(
         priority=-job.priority,  # an engine's greater one goes first
         deadline_us=job.deadline_us if job.is_urgent else 0,
         user=job.user,
+        prompt_logprobs=job.prompt_logprobs,
         branches=() if output_ids else job.branches,  # they begin with the prompt's end alone
     )
     target = attempt.decode.group if attempt.decode else None

@@ -14,6 +14,7 @@ from shoal.cluster.core.encoding import Encoding
 from shoal.cluster.core.job import Job
 from shoal.cluster.core.output import Output
 from shoal.cluster.core.policy import RequestPolicy
+from shoal.cluster.core.prompt_scored import EmitScores, PromptScored, ScoreBoard
 from shoal.cluster.core.record import Record
 from shoal.cluster.core.refusals import RETRY_AFTER_LEAST_US, failure, may_wait, rejection
 from shoal.cluster.core.state import AT_ENGINE, State
@@ -31,7 +32,8 @@ class RequestMachine(Record):
         self._images = Encoding(job)
         self._failures = 0
         self._was_full = False
-        self._store_is_on = policy.keep > 0
+        self._store_is_on = policy.keep > 0 and job.prompt_logprobs is None
+        self._scores = ScoreBoard(len(job.token_ids), job.prompt_logprobs is not None)
         self._excluded: set[str] = set()  # names of groups that failed this request
         self._crowded: set[str] = set()  # names of COMPLETION groups without room, until the next pause
         self._finish: FinishEvent | None = None  # the engine's end, while tokens before it are missing
@@ -173,6 +175,10 @@ class RequestMachine(Record):
                     self._mark("admitted", group=group.name, bytes=handoff_bytes, handoff_us=handoff_us)
             case m.Tokens(_, _, events):
                 self._on_tokens(events)
+            case PromptScored(_, _, first, scores):
+                if ready := self._scores.take(first, scores):
+                    self._effects.append(EmitScores(ready))
+                    self._finish_if_complete()
             case m.Ended(_, group, finish):
                 self._on_ended(group, finish)
             case m.HandoffFailed(_, group, reason):
@@ -218,6 +224,9 @@ class RequestMachine(Record):
     def _start_attempt(self) -> None:
         """A new number, a new match: more of the prefix may be stored by now."""
         if (reason := self._output.ending()) is not None:  # all was computed, only the engine's word for it was lost
+            if not self._scores.is_complete:
+                message = "scores of the prompt were lost with their engine"
+                return self._fail(m.Failure(503, "engines_failed", message, None, RETRY_AFTER_LEAST_US))
             finish = FinishEvent(self._job.request_id, reason, len(self._output))
             return self._end("finished", finish, None)
         if len(self._output) and self._job.branches:
@@ -370,7 +379,8 @@ class RequestMachine(Record):
         return None
 
     def _finish_if_complete(self) -> None:
-        if (finish := self._finish) and len(self._output) >= finish.output_tokens:
+        is_told = (finish := self._finish) and len(self._output) >= finish.output_tokens
+        if finish and is_told and self._scores.is_complete:
             final = FinishEvent(self._job.request_id, finish.reason, len(self._output), finish.detail)
             self._end("finished", final, None)
 

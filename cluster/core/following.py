@@ -7,6 +7,7 @@ from shoal.cluster.core.entrypoint import RequestMachine
 from shoal.cluster.core.job import Job
 from shoal.cluster.core.names import FIRST_ATTEMPT, engine_id
 from shoal.cluster.core.policy import RequestPolicy
+from shoal.cluster.core.prompt_scored import ScoreBoard
 from shoal.cluster.core.state import State
 
 
@@ -56,6 +57,7 @@ class FollowerMachine(RequestMachine):
         attempt.decode = Choice(forked.group, attempt.sequence, 0, 0.0)
         attempt.undos.append(m.Abort(forked.group, attempt.sequence, ""))
         self._cached_tokens = len(self._job.token_ids)
+        self._scores = ScoreBoard(len(self._job.token_ids), is_wanted=False)  # the leader has them
         self._state = State.DECODING
         self._patience.at_engine(now_us)
         self._mark("arrived", tokens=len(self._job.token_ids), images=len(self._job.images))

@@ -14,8 +14,11 @@ class Job:
     `token_ids` is the client's prompt; `end_token_ids` end an answer (sampling.stop_token_ids end it too).
     `patches[i]` is the ViT patch count of images[i]. `deadline_us` is absolute on the shell's clock; `is_urgent`: the
     client set it, so queues serve by it. `priority`: smaller is sooner, as clients of vLLM have it. Requests of one
-    `user` share that user's turns in a queue. `branches` are other answers to the same prompt, which have machines of
-    their own (`following`) and are named as the first attempts of those.
+    `user` share that user's turns in a queue.
+
+    `branches` are other answers to the same prompt, which have machines of their own (`following`) and are named as the
+    first attempts of those. `prompt_logprobs`: alternatives to score each prompt token with, None = no scores; the
+    store is not asked then.
     """
 
     request_id: str
@@ -32,6 +35,7 @@ class Job:
     user: str = ""
     is_urgent: bool = False
     branches: tuple[Branch, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

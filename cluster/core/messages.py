@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shoal.balancers.reports import Choice, DecodeNeed, EncodeNeed, Full, GroupRef, PrefillNeed
 from shoal.cluster.core.job import Embedding
+from shoal.cluster.core.prompt_scored import EmitScores, PromptScored
 from shoal.engines.core.request import (
     EngineRequest,
     FinishEvent,
@@ -239,7 +240,7 @@ class Tick:
 Event = (
     Begin | Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed
     | PrefillStarted | ChunkDone | Known | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended
-    | Saved | GroupLost | ClientGone | Tick | Forked | NotForked | LeaderGone
+    | Saved | GroupLost | ClientGone | Tick | Forked | NotForked | LeaderGone | PromptScored
 )  # fmt: skip
 
 # ---------------------------------------------------------------- effects out
@@ -386,10 +387,11 @@ class WakeAt:
 
 Effect = (
     Match | ChooseEncoder | Encode | ChoosePrefill | ChooseDecode | ReleaseChoice | Reserve | Submit | Abort
-    | Emit | Finish | WakeAt | ReleaseFollowers
+    | Emit | Finish | WakeAt | ReleaseFollowers | EmitScores
 )  # fmt: skip
 
 Answer = Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed
 EngineEvent = (
     PrefillStarted | ChunkDone | Known | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended
+    | PromptScored
 )  # fmt: skip

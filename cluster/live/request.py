@@ -14,6 +14,7 @@ from shoal.cluster.core.following import FollowerMachine
 from shoal.cluster.core.handoff import Refused
 from shoal.cluster.core.job import Embedding, Job
 from shoal.cluster.core.names import FIRST_ATTEMPT, engine_id, split_engine_id
+from shoal.cluster.core.prompt_scored import EmitScores
 from shoal.cluster.core.state import State
 from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.clock import now_us
@@ -98,6 +99,8 @@ class RequestRun:
         match effect:
             case m.Emit(events):
                 self._pending += events
+            case EmitScores(scores):
+                self.batches.put_nowait(TokenBatch(prompt_scores=scores))
             case m.Finish():
                 self._finish = effect
                 self.flush()
@@ -240,6 +243,7 @@ def _job(chat: ChatJob, eos_token_id: int) -> Job:
         grammar=chat.grammar,
         priority=chat.priority,
         user=chat.user,
+        prompt_logprobs=chat.prompt_logprobs,
         is_urgent=chat.is_urgent,
         branches=tuple(Branch(engine_id(name, FIRST_ATTEMPT), seed) for name, seed in chat.followers),
     )

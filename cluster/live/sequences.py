@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from shoal.balancers.reports import GroupRef
 from shoal.cluster.core.messages import ChunkDone, Ended, Forked, NotForked, Tokens
 from shoal.cluster.core.names import split_engine_id
+from shoal.cluster.core.prompt_scored import PromptScored
 from shoal.cluster.live.outbox import Outbox
 from shoal.cluster.live.prefix import Prefix
 from shoal.cluster.live.saver import ToSave
@@ -94,6 +95,10 @@ class Sequences:
                 done = ChunkDone(known.origin.attempt, self._group, chunk.cached - known.cached, chunk.cached)
                 known.cached = chunk.cached
                 self._outbox.post(known.origin.entrypoint, (known.origin.request_id, done))
+        for part in output.prompt_scores:
+            if (known := self._known.get(part.request_id)) is not None:
+                scored = PromptScored(known.origin.attempt, self._group, part.first, part.scores)
+                self._outbox.post(known.origin.entrypoint, (known.origin.request_id, scored))
         tokens: dict[str, list[TokenEvent]] = {}
         for event in output.events:
             if isinstance(event, TokenEvent):

@@ -12,6 +12,7 @@ from shoal.engines.core.request import (
     FinishEvent,
     FinishReason,
     ImageSpan,
+    PromptScores,
     SamplingParams,
     TokenEvent,
     TokenLogprobs,
@@ -180,6 +181,7 @@ class StepResult:
 
     `failed` maps request ids to what went wrong with that request alone; it ends with FinishReason.ERROR and pushes
     no token. `branched`: first tokens of the branches of each prompt that this step completed.
+    `prompt_scores`: of the rows of prompts that ask for them.
     """
 
     sampled: Seq[int]
@@ -190,6 +192,7 @@ class StepResult:
     confidences: Seq[Seq[float]] = ()
     accepted_logprobs: Seq[Seq[TokenLogprobs]] = ()
     branched: tuple[tuple[str, tuple[BranchToken, ...]], ...] = ()
+    prompt_scores: tuple[PromptScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

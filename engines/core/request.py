@@ -79,6 +79,8 @@ class EngineRequest:
     equals, and a prompt that is not begun by then ends with an error; `user`, whose requests share by tokens.
 
     `branches` begin when its prompt is computed, here or where it is handed off to, and share the prompt's blocks.
+    `prompt_logprobs`: score each token of the prompt with so many alternatives (None: do not). Then every layer
+    computes every position: nothing is truncated, and there is no hit.
     """
 
     request_id: str
@@ -94,6 +96,7 @@ class EngineRequest:
     deadline_us: int = 0
     user: str = ""
     branches: tuple[Branch, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 class FinishReason(StrEnum):
@@ -113,6 +116,24 @@ class TokenLogprobs:
 
     token: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class PromptScore(NamedTuple):
+    """What the model thinks of one prompt token after those before it: log-probability, rank among all tokens (from 1)
+    and the likeliest tokens with theirs, of its own distribution: without temperature, filters or penalties."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Scores of consecutive prompt tokens from position `first`; position 0 has none. May come again, in any order."""
+
+    request_id: str
+    first: int
+    scores: tuple[PromptScore, ...]
 
 
 class TokenEvent(NamedTuple):

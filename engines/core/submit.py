@@ -59,6 +59,8 @@ def _bad_hit(ledger: Ledger, request: EngineRequest) -> str:
     hit, block_tokens = request.hit_tokens, ledger.config.cache.block_tokens
     if not hit:
         return ""
+    if request.prompt_logprobs is not None:
+        return f"hit_tokens = {hit} must be 0 with prompt_logprobs: a stored prefix has no logits"
     if hit < 0 or hit % block_tokens:
         return f"hit_tokens = {hit} must be a multiple of block_tokens = {block_tokens}"
     truncation = ledger.config.truncation

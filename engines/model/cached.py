@@ -4,6 +4,7 @@ Values always come back through the stored bytes, also those of the step's own r
 whether they were computed in this step, in an earlier one or in another engine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +95,11 @@ class CachedAttention:
     def last_rows(self) -> Tensor:
         """The index of each sequence's last row, int64 [S], among the rows that go on."""
         return torch.cumsum(self._sequences.lens, 0) - 1
+
+    def rows_of(self, members: Sequence[int]) -> Tensor:
+        """The indices of all rows of some sequences, int64 [n], among the rows that go on."""
+        ids = torch.tensor(members, dtype=torch.int64, device=self._sequences.lens.device)
+        return counted(self._sequences.offsets[ids], self._sequences.lens[ids])
 
     def compress(self, layer: int, x: Tensor, rows: Rows) -> None:
         """Write the main KV and index keys of entries that rows [T, H] complete, and the accumulators."""

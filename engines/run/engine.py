@@ -255,6 +255,7 @@ class Engine:
             verified=verified,
             accepted=accepted,
             branched=tuple(e for e in events if isinstance(e, Branched)),
+            prompt_scores=tuple(scores for scores in result.prompt_scores if scores.request_id in parts),
         )
         self._is_stuck = not (plan.items or plan.finished or plan.dropped or plan.preempted) and self._counts_no_steps
         self._end_unrepeatable(plan.preempted)

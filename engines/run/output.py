@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal.engines.core.plan import Branched, Plan, PlanItem, StepKind, StepResult
-from shoal.engines.core.request import FinishEvent, TokenEvent, TokenState
+from shoal.engines.core.request import FinishEvent, PromptScores, TokenEvent, TokenState
 from shoal.engines.ports import GrainMemory
 
 
@@ -52,7 +52,7 @@ class StepOutput:
     """Everything one step produced. `rows` were computed; 0 means that nothing was due. False if there is no news.
 
     `verified[i]` and `accepted[i]` count sequences whose draft number i was judged, those before it being right, and
-    was right; () in a step that judged none.
+    was right; () in a step that judged none. What `branched` says of a branch comes before its tokens in `events`.
     """
 
     step: int
@@ -67,6 +67,7 @@ class StepOutput:
     verified: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     branched: tuple[Branched, ...] = ()
+    prompt_scores: tuple[PromptScores, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.events or self.prompts or self.branched)

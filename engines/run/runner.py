@@ -9,9 +9,10 @@ from shoal.engines.core.request import BranchToken, EngineRequest, TokenLogprobs
 from shoal.engines.model.batch import Batch
 from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.drafting import Drafting
-from shoal.engines.run.inputs import ImageRows, build_batch
+from shoal.engines.run.inputs import ImageRows, build_batch, scored_items
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.penalties import Penalties
+from shoal.engines.run.prompt_scores import prompt_scores
 from shoal.engines.run.sampler import sample
 from torch import Tensor
 
@@ -35,7 +36,10 @@ class TokenModel(Protocol):
         ...
 
     def forward(self, batch: Batch) -> Tensor:
-        """Advance the caches by the batch's rows: hidden [S, H] of last rows in prefill, [T, H] in decode."""
+        """Advance the caches by the batch's rows: hidden [S, H] of last rows in prefill, [T, H] in decode.
+
+        In prefill all rows of scored sequences follow.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -84,6 +88,10 @@ class Runner:
         )
         failed = tuple(self._constraints.apply([plan.items[i] for i in complete], logits))
         result = sampled_result(plan.items, complete, logits, failed)
+        if scored := scored_items(plan):
+            rows_of_scored = hidden[len(plan.items) :]
+            scores = prompt_scores([plan.items[i] for i in scored], rows_of_scored, self._model.logits)
+            result = replace(result, prompt_scores=scores)
         if any(item.sequence.request.branches for item in plan.items):
             return replace(result, branched=first_tokens([plan.items[i] for i in complete], logits))
         return result

@@ -13,6 +13,7 @@ from shoal.cluster.core.entrypoint import RequestMachine
 from shoal.cluster.core.job import Embedding, Job
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.policy import RequestPolicy
+from shoal.cluster.core.prompt_scored import EmitScores
 from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, NoRoom, SamplingParams, TokenEvent
 
 GRAIN, KEEP = 8, 10
@@ -86,7 +87,7 @@ class World:
                     self.poison(name)
                 case m.ReleaseChoice(balancer, reservation):
                     getattr(self, balancer).release(reservation)
-                case m.ReleaseFollowers():
+                case m.ReleaseFollowers() | EmitScores():
                     pass
                 case _:
                     self.calls.append(effect)

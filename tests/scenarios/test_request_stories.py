@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from shoal.cluster.core import messages as m
-from shoal.engines.core.request import FinishReason, Rejected
+from shoal.cluster.core.prompt_scored import EmitScores, PromptScored
+from shoal.engines.core.request import FinishReason, PromptScore, Rejected
 
 from tests.machines.request_world import KEEP, POLICY, start
 
@@ -99,4 +100,35 @@ def test_a_full_queue_is_tried_elsewhere_once_and_is_a_429():
     failure = world.finishes[0].failure
     assert (failure.status, failure.code) == (429, "queue_full")
     assert failure.retry_after_us >= 1_000_000
+    world.check_nothing_left()
+
+
+def test_scores_of_the_prompt_are_waited_for_and_given_once():
+    """They come from the PROMPT engine, the end from the COMPLETION engine, in any order."""
+    world = start(images=0, matched=24, prompt_logprobs=0).run(until=m.Tokens)
+    request, group = world.submits[0].request, world.submits[0].group
+    assert (request.hit_tokens, request.checkpoints, request.prompt_logprobs) == (0, (), 0)
+    scores = tuple(PromptScore(-float(i), 1) for i in range(40))
+    world.on(PromptScored(1, group, 1, scores[1:20]))
+    while world.events:
+        world.receive(world.events.pop(0))
+    assert len(world.emitted) == 6
+    assert not world.finishes
+    for part in (PromptScored(1, group, 20, scores[20:]), PromptScored(1, group, 1, scores[1:20])):
+        world.on(part)
+    assert [e.scores for e in world.effects if isinstance(e, EmitScores)] == [scores[1:]]
+    assert world.finishes[0].finish is not None
+    world.check_nothing_left()
+
+
+def test_scores_that_are_lost_with_their_engine_are_computed_again_or_missed_aloud():
+    world = start(images=0, prompt_logprobs=0).run(until=m.Tokens)
+    world.events.clear()
+    world.lose("prefill/0")
+    world.run(until=m.Tokens)
+    assert world.submits[1].request.prompt_logprobs == 0
+    while world.events:
+        world.receive(world.events.pop(0))
+    world.advance(POLICY.gap_us)
+    assert (world.finishes[0].failure.status, world.finishes[0].failure.code) == (503, "engines_failed")
     world.check_nothing_left()
