@@ -114,8 +114,8 @@ class PromptTooLongError(ServiceError):
     type = "invalid_request_error"
     code = "context_length_exceeded"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, param="messages")
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message, param=param)
 
 
 class UnavailableError(BusyError):
