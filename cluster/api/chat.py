@@ -258,6 +258,8 @@ class ChatResponse(Response):
             async for update in updates:
                 for index, delta in update:
                     deltas[index].append(delta)
+        for answer in run.answers[1:]:  # one prompt, scored once
+            answer.prompt_scores = run.answers[0].prompt_scores
         choices = [shape.whole(index, deltas[index], answer) for index, answer in enumerate(run.answers)]
         response = head.wrap(choices, events.usage_of(prompt_tokens, run.answers))
         return events.to_json(response | shape.around(run.answers))

@@ -43,7 +43,7 @@ from shoal.cluster.live.store import IndexActor, StoreNodeActor
 from shoal.cluster.live.surroundings import Surroundings
 from shoal.cluster.live.transfer_in_process import Fault as WriteFault
 from shoal.cluster.live.transfer_in_process import InProcessHub, InProcessTransfer
-from shoal.engines.core.request import ImageSpan, SamplingParams
+from shoal.engines.core.request import ImageSpan, PromptScore, SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGE_TOKENS = 14  # 3 x 3 and its delimiters
@@ -220,6 +220,7 @@ class Answer:
     finish: str = ""
     cached_tokens: int = 0
     error: str = ""
+    prompt_scores: tuple[PromptScore, ...] = ()
     timeline: RequestTimeline | None = None
 
     def count(self, what: str) -> int:
@@ -361,6 +362,7 @@ class World:
             async with asyncio.timeout(ASK_S):
                 async for batch in service.submit(job):
                     answer.token_ids += batch.token_ids
+                    answer.prompt_scores = batch.prompt_scores or answer.prompt_scores
                     answer.cached_tokens = batch.cached_tokens or answer.cached_tokens
                     answer.finish = str(batch.finish_reason or "")
                     on_tokens(answer)

@@ -2,12 +2,18 @@
 
 import asyncio
 import random
+import time
 from functools import partial
 
 import pytest
+import torch
 from scenarios.content_runner import build, expected
 from scenarios.in_process import running, until
 from scenarios.test_in_process_answers import Judge, build_with, model
+from shoal.engines.config import Truncation
+from shoal.engines.core.request import EngineRequest
+from shoal.engines.run.bound import WholeSequence
+from shoal.engines.run.plain import whole_text
 
 __all__ = ["model"]
 
@@ -87,4 +93,38 @@ async def test_deaths_and_leavers_at_random(tmp_path, seed):
             await world.renew(name)
         await asyncio.gather(*clients)
         assert stayed
+        await world.quiet()
+
+
+async def test_a_scored_prompt_and_its_choices(tmp_path, model):
+    """Scores come from the PROMPT engine, once, and are the full forward's; nothing is taken from the store."""
+    async with running(tmp_path, partial(build_with, model), seed=10) as world:
+        service = await world.entrypoint()
+        judge = Judge(model, world)
+        judge._truncation = Truncation()
+        warm = world.job(3, 280, 1)
+        await world.ask(service, warm)
+        await until(lambda: not world.held(), world.held)
+        jobs = world.choices(2, 3, 280, 3, temperature=1.0, seed=2, prompt_logprobs=1)
+        assert jobs[0].token_ids == warm.token_ids
+        answers = await asyncio.gather(*ask_all(world, service, jobs))
+        for job, answer in zip(jobs, answers, strict=True):
+            judge.check(job, answer)
+        assert prefilled(answers) == len(jobs[0].token_ids)
+        assert answers[1].prompt_scores == ()
+        ids = jobs[0].token_ids
+        text = whole_text(EngineRequest("plain", ids, len(ids), jobs[0].sampling), ids, {}, Truncation())
+        table = torch.log_softmax(WholeSequence(model).logits_of(text, len(ids)).double(), -1)
+        told = [score.logprob for score in answers[0].prompt_scores]
+        assert told == pytest.approx([float(table[p - 1, ids[p]]) for p in range(1, len(ids))], abs=1e-6)
+        await world.quiet()
+
+
+async def test_a_deadline_ends_all_choices_and_frees_everything(tmp_path):
+    async with running(tmp_path, build, seed=11) as world:
+        service = await world.entrypoint()
+        now_us = time.time_ns() // 1000
+        jobs = world.choices(3, 1, 400, 3000, arrival_us=now_us, deadline_us=now_us + 500_000, is_urgent=True)
+        answers = await asyncio.gather(*ask_all(world, service, jobs))
+        assert {answer.error.partition(":")[0] for answer in answers} == {"DeadlineExceededError"}
         await world.quiet()
