@@ -10,6 +10,7 @@ from shoal.cluster.quantities import Duration
 
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,38}$")
 _ADDRESS = re.compile(r"^(?P<host>[A-Za-z0-9.\-]+):(?P<port>\d{1,5})$")
+_LOOPBACK = ("127.0.0.1", "localhost")
 SHARDS_MAX = 32  # kept well below the 255 a code over GF(256) allows: a stripe is read by asking `ask` devices
 
 
@@ -154,6 +155,7 @@ def _outside(m: Manifest) -> Iterator[Problem]:
     address = _ADDRESS.match(m.api.http)
     if address is None or not 0 < int(address["port"]) < 65536:
         yield Problem("api.http", m.api.http, "must be host:port with a port from 1 to 65535", "127.0.0.1:8000")
+    yield from _grpc(m)
     yield from _least("entrypoint.replicas", m.entrypoint.replicas, 1, "clients need one to talk to")
     yield from _least("entrypoint.attempts_max", m.entrypoint.attempts_max, 1, "the first routing counts as one")
     yield from _positive("entrypoint.deadline", m.entrypoint.deadline, "give a duration such as 10m")
@@ -165,6 +167,23 @@ def _outside(m: Manifest) -> Iterator[Problem]:
         rule = f"must be at least twice controller.heartbeat = {c.heartbeat}"
         yield Problem("controller.lost_after", c.lost_after, rule, "one late heartbeat is no loss; 3s is usual")
     yield from _least("controller.restarts_max", c.restarts_max, 1, "a lost member is started again at least once")
+
+
+def _grpc(m: Manifest) -> Iterator[Problem]:
+    if m.api.grpc is None:
+        if m.api.grpc_tls is not None:
+            yield Problem("api.grpc_tls", "(given)", "has no meaning without api.grpc", "give api.grpc or remove it")
+        return
+    address = _ADDRESS.match(m.api.grpc)
+    if address is None or not 0 < int(address["port"]) < 65536:
+        yield Problem("api.grpc", m.api.grpc, "must be host:port with a port from 1 to 65535", "127.0.0.1:8001")
+    elif m.api.grpc == m.api.http:
+        yield Problem("api.grpc", m.api.grpc, "must not be api.http", "choose another port")
+    elif m.api.keys is None and address["host"] not in _LOOPBACK:
+        rule = "must have api.keys where others than this machine can connect"
+        yield Problem("api.grpc", m.api.grpc, rule, "whoever connects may read and write every prefix; name a file")
+    if m.store is None:
+        yield Problem("api.grpc", m.api.grpc, "serves the store, and there is none", "give store, or write null")
 
 
 def _not_run(m: Manifest) -> Iterator[Problem]:
@@ -185,13 +204,8 @@ def _not_run(m: Manifest) -> Iterator[Problem]:
             if getattr(role, field) != off:
                 word = "false" if off is False else off
                 yield Problem(f"{name}.{field}", getattr(role, field), rule, f"write {word}")
-    if m.api.grpc is not None:
-        yield Problem("api.grpc", m.api.grpc, rule, "write null and use api.http")
     if m.scaling.policy != "off":
         yield Problem("scaling.policy", m.scaling.policy, rule, "write off; shoal keeps the groups asked for")
     for field in ("slo", "prefill", "decode"):
         if getattr(m.scaling, field) is not None:
             yield Problem(f"scaling.{field}", "(given)", "has no effect while scaling.policy is off", "remove it")
-    if m.determinism == "full":
-        remedy = "write batch_invariant: the same greedy tokens whatever the batch"
-        yield Problem("determinism", m.determinism, rule, remedy)

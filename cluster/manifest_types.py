@@ -157,11 +157,22 @@ class Store(Struct, frozen=True, forbid_unknown_fields=True):
     directory: str = "auto"
 
 
+class Tls(Struct, frozen=True, forbid_unknown_fields=True):
+    """PEM files of a server's identity."""
+
+    certificate: str
+    key: str
+
+
 class Api(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where clients connect. `keys`: a file with one API key a line, or null for none."""
+    """Where clients connect. `keys`: a file with one API key a line, or null for none.
+
+    `grpc`: the store for engines outside the cluster, with the same keys as tokens; null: none.
+    """
 
     http: str = "127.0.0.1:8000"
     grpc: str | None = None
+    grpc_tls: Tls | None = None
     keys: str | None = None
 
 

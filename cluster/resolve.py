@@ -18,6 +18,7 @@ from shoal.engines.config import (
     STEP_TIME_AUTO,
     STEP_TIME_OFF,
     CacheConfig,
+    Determinism,
     EngineConfig,
     Role,
     Truncation,
@@ -69,11 +70,16 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class ApiSpec:
-    """Where clients connect; `keys_file` None: no keys asked for."""
+    """Where clients connect; `keys_file` None: no keys asked for.
+
+    `grpc`: host:port of the store's gateway, None for none; `grpc_tls`: its certificate and key files.
+    """
 
     host: str
     port: int
     keys_file: str | None
+    grpc: str | None = None
+    grpc_tls: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,7 @@ def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, 
         cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
         drafts=drafts,
         waiting_max=0 if isinstance(section, Decode) else manifest.balancers.queue_max,
+        determinism=Determinism(manifest.determinism),
     )
 
 
@@ -226,7 +233,9 @@ def _store(manifest: Manifest) -> StoreSpec | None:
 
 def _api(manifest: Manifest) -> ApiSpec:
     host, _, port = manifest.api.http.rpartition(":")
-    return ApiSpec(host, int(port), manifest.api.keys)
+    tls = manifest.api.grpc_tls
+    identity = None if tls is None else (tls.certificate, tls.key)
+    return ApiSpec(host, int(port), manifest.api.keys, manifest.api.grpc, identity)
 
 
 def _membership(manifest: Manifest) -> MembershipConfig:

@@ -21,6 +21,20 @@ class TruncationMode(StrEnum):
     COMPACT = "compact"
 
 
+class Determinism(StrEnum):
+    """What an answer may depend on besides its request and the model.
+
+    BATCH_INVARIANT: greedy answers on nothing else, whatever the batch, the chunks, hits, hand-offs and drafts; sampled
+    ones on nothing else where no drafts are made. FULL: sampled ones with drafts neither. Each row then draws the token
+    that an engine without drafts would draw, and a draft counts only if it is that one, so fewer are accepted.
+    OFF promises nothing; on a CPU it computes as BATCH_INVARIANT.
+    """
+
+    OFF = "off"
+    BATCH_INVARIANT = "batch_invariant"
+    FULL = "full"
+
+
 @dataclass(frozen=True, slots=True)
 class Truncation:
     """Only the last `keep` prompt tokens run through the decoder layers; `keep` >= window + backtracking."""
@@ -64,3 +78,4 @@ class EngineConfig:
     cache: CacheConfig = CacheConfig()
     drafts: int = 0
     waiting_max: int = 0
+    determinism: Determinism = Determinism.BATCH_INVARIANT

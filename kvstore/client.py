@@ -1,7 +1,7 @@
 """The store's client in an engine or entrypoint process: gather, encode and write; locate, read and verify."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Event, Lock
@@ -122,6 +122,21 @@ class StoreClient:
             self._buffer, self._buffer_bytes = [], 0
         return tuple(self._save(stripe) for stripe in sealed if stripe)
 
+    def save(self, objects: Sequence[StoredObject]) -> tuple[Outcome, ...]:
+        """Write these objects as stripes of their own, in this thread, and return when they are durable or not.
+
+        Nothing waits in the buffer, so the outcomes are of these objects alone; the last stripe may be small.
+        """
+        stripes: list[list[StoredObject]] = [[]]
+        filled = 0
+        for item in objects:
+            if filled >= self._config.stripe_bytes:
+                stripes.append([])
+                filled = 0
+            stripes[-1].append(item)
+            filled += memoryview(item.payload).nbytes
+        return tuple(self._save(stripe) for stripe in stripes if stripe)
+
     def fetch(
         self, keys: Sequence[bytes], anchor_grain: int, deadline_us: int, cancelled: Event | None = None
     ) -> Fetched:
@@ -131,30 +146,66 @@ class StoreClient:
         lands shorter, the largest stored anchor within what landed is fetched instead. Ends by `deadline_us` of the
         client's clock. The prefix is pinned until this returns.
         """
+        limits = Limits(deadline_us, cancelled or Event())
+        located = self._locate(keys, anchor_grain, limits)
+        if isinstance(located, Miss):
+            return Fetched((), 0, None, located.reason)
+        try:
+            landing = _Landing(located, limits)
+            self._land(keys, (0, len(keys)), landing)
+            return self._finish(keys, anchor_grain, landing, 0)
+        finally:
+            self._release(located)
+
+    def fetch_parts(
+        self, keys: Sequence[bytes], anchor_grain: int, deadline_us: int, cancelled: Event, part_grains: int
+    ) -> Iterator[Fetched]:
+        """`fetch` in pieces, so that a long prefix needs little memory: grains, then a last piece with the anchor.
+
+        A piece has at least `part_grains` grains (the last may have less) and ends with a stripe, which is read once;
+        the anchor's stripe is read again for it.
+        Between pieces `reason` is ""; the last piece says what ended the prefix. The prefix is pinned until the
+        iterator ends or is closed.
+        """
+        limits = Limits(deadline_us, cancelled)
+        located = self._locate(keys, anchor_grain, limits)
+        if isinstance(located, Miss):
+            yield Fetched((), 0, None, located.reason)
+            return
+        try:
+            start, reason = 0, ""
+            while start < len(located.grain_stripes) and not reason:
+                landing = _Landing(located, limits)
+                stop = _part_end(located.grain_stripes, start + part_grains)
+                self._land(keys, (start, stop), landing)
+                start, reason = start + len(landing.grains), landing.reason
+                yield Fetched(tuple(landing.grains), 0, None, "", landing.memory_bytes)
+            last = _Landing(located, limits)
+            last.reason = reason
+            yield self._finish(keys, anchor_grain, last, start)
+        finally:
+            self._release(located)
+
+    def _locate(self, keys: Sequence[bytes], anchor_grain: int, limits: Limits) -> Located | Miss:
+        """The pinned prefix, or why the index did not say in time."""
         if not 0 <= anchor_grain <= len(keys):
             raise ValueError(
                 f"anchor_grain = {anchor_grain} must lie in 0 to {len(keys)} keys; pass Match.anchor_grain"
             )
-        limits = Limits(deadline_us, cancelled or Event())
         future = self._index.locate(tuple(keys), self._owner)
-        wait((future,), timeout=max(0, deadline_us - self._clock_us()) / 1e6)
+        wait((future,), timeout=max(0, limits.deadline_us - self._clock_us()) / 1e6)
         if not future.done():
             future.add_done_callback(self._release_late)
-            return Fetched((), 0, None, "deadline while the index was asked")
+            return Miss("deadline while the index was asked")
         failure = failure_of(future)
-        if failure is not None:
-            return Fetched((), 0, None, f"index: {failure}")
-        located = future.result()
-        try:
-            return self._fetch(keys, anchor_grain, located, limits)
-        finally:
-            self._release(located)
+        return future.result() if failure is None else Miss(f"index: {failure}")
 
-    def _fetch(self, keys: Sequence[bytes], anchor_grain: int, located: Located, limits: Limits) -> Fetched:
-        """Grains from memory or else from their stripes in order of first use, then the anchor, likewise."""
-        landing = _Landing(located, limits)
-        held = [self._cache.get((Kind.GRAIN, key)) for key in keys[: len(located.grain_stripes)]]
-        wanted = tuple(zip(keys, located.grain_stripes, held, strict=False))
+    def _land(self, keys: Sequence[bytes], span: tuple[int, int], landing: _Landing) -> None:
+        """Grains of `span` (start, stop) from memory or else from their stripes in order of first use."""
+        start, stop = span[0], min(span[1], len(landing.located.grain_stripes))
+        names = keys[start:stop]
+        held = [self._cache.get((Kind.GRAIN, key)) for key in names]
+        wanted = tuple(zip(names, landing.located.grain_stripes[start:stop], held, strict=True))
         self._read_stripes(list(dict.fromkeys(stripe for _, stripe, view in wanted if view is None)), landing)
         for key, stripe, view in wanted:
             payload = landing.from_stripe(stripe, (Kind.GRAIN, key)) if view is None else view
@@ -163,12 +214,18 @@ class StoreClient:
                 break
             landing.grains.append(payload)
             landing.memory_bytes += 0 if view is None else view.nbytes
-        if not landing.reason and len(landing.grains) < len(keys):
-            landing.reason = f"{len(landing.grains)} of {len(keys)} grains stored"
-        count, anchor = self._anchor(keys, min(anchor_grain, len(landing.grains)), landing)
+        self._cache.keep([((Kind.GRAIN, key), view) for key, view in zip(names, landing.grains, strict=False)])
+
+    def _finish(self, keys: Sequence[bytes], anchor_grain: int, landing: _Landing, landed: int) -> Fetched:
+        """The anchor for what has landed, `landed` grains in pieces before this one, and what ended the prefix."""
+        total = landed + len(landing.grains)
+        if not landing.reason and total < len(keys):
+            landing.reason = f"{total} of {len(keys)} grains stored"
+        count, anchor = self._anchor(keys, min(anchor_grain, total), landing)
         if anchor_grain and not count:
             landing.reason = landing.reason or "no anchor stored"
-        self._keep(keys, count, anchor, landing.grains)
+        if anchor is not None:
+            self._cache.keep([((Kind.ANCHOR, keys[count - 1]), anchor)])
         return Fetched(tuple(landing.grains), count, anchor, landing.reason, landing.memory_bytes)
 
     def _anchor(self, keys: Sequence[bytes], limit: int, landing: _Landing) -> tuple[int, memoryview | None]:
@@ -189,12 +246,6 @@ class StoreClient:
             if landing.limits.cancelled.is_set() or self._clock_us() >= landing.limits.deadline_us:
                 break
         return 0, None
-
-    def _keep(self, keys: Sequence[bytes], count: int, anchor: memoryview | None, grains: list[memoryview]) -> None:
-        named = [((Kind.GRAIN, key), payload) for key, payload in zip(keys, grains, strict=False)]
-        if anchor is not None:
-            named.append(((Kind.ANCHOR, keys[count - 1]), anchor))
-        self._cache.keep(named)
 
     def _read_stripes(self, places: list[int], landing: _Landing) -> None:
         """Add the objects of each stripe that can be had, up to the first that cannot, and say why."""
@@ -251,3 +302,11 @@ class StoreClient:
             return WriteFailed(len(objects), (f"durable, but the index did not take it: {failure}",))
         self._cache.keep([((entry.kind, entry.key), stripe.payload_of(entry)) for entry in stripe.table])
         return Saved(written, future.result())
+
+
+def _part_end(grain_stripes: Sequence[int], at_least: int) -> int:
+    """The first grain at or after `at_least` that begins another stripe than the one before it."""
+    end = min(at_least, len(grain_stripes))
+    while end < len(grain_stripes) and grain_stripes[end] == grain_stripes[end - 1]:
+        end += 1
+    return end

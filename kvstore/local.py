@@ -3,7 +3,16 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from shoal.kvstore.core.records import Erased, Located, Location, Refused, StripeRecord
+from shoal.kvstore.core.records import (
+    Erased,
+    IndexUsage,
+    Located,
+    Location,
+    Match,
+    Refused,
+    StripeRecord,
+    TrafficClass,
+)
 from shoal.kvstore.node import StoreNode
 from shoal.kvstore.ports import DeviceUsage, Reply
 from shoal.kvstore.service import IndexService
@@ -40,7 +49,7 @@ class LocalNode:
 
 
 class LocalIndex:
-    """An IndexService as IndexPort; calls are short, so they run in the caller's thread."""
+    """An IndexService as QueryPort; calls are short, so they run in the caller's thread."""
 
     def __init__(self, service: IndexService) -> None:
         self._service = service
@@ -60,6 +69,18 @@ class LocalIndex:
     def report_lost(self, stripe_id: bytes, generation: int) -> Future[int]:
         """Forget a stripe that cannot be decoded; the number of grains forgotten."""
         return _done(self._service.report_lost(stripe_id, generation))
+
+    def match(self, keys: tuple[bytes, ...], limit_tokens: int, traffic: TrafficClass) -> Future[Match]:
+        """Longest stored prefix of `keys` and its largest anchor at or below `limit_tokens`; refreshes it."""
+        return _done(self._service.match(keys, limit_tokens, traffic))
+
+    def missing(self, keys: tuple[bytes, ...]) -> Future[tuple[bool, ...]]:
+        """Per key: True when the grain is not stored."""
+        return _done(self._service.missing(keys))
+
+    def usage(self) -> Future[IndexUsage]:
+        """Counts and bytes now."""
+        return _done(self._service.usage())
 
 
 def _done(value: T) -> Future[T]:

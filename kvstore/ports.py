@@ -5,7 +5,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from shoal.kvstore.core.records import Erased, Located, Location, Refused, StripeRecord
+from shoal.kvstore.core.records import (
+    Erased,
+    IndexUsage,
+    Located,
+    Location,
+    Match,
+    Refused,
+    StripeRecord,
+    TrafficClass,
+)
 
 T = TypeVar("T")
 
@@ -86,6 +95,19 @@ class IndexPort(Protocol):
 
     def report_lost(self, stripe_id: bytes, generation: int) -> Future[int]:
         """Forget a stripe that cannot be decoded, and every grain behind its grains; the number forgotten."""
+
+
+class QueryPort(IndexPort, Protocol):
+    """The index as a gateway for clients outside reaches it."""
+
+    def match(self, keys: tuple[bytes, ...], limit_tokens: int, traffic: TrafficClass) -> Future[Match]:
+        """Longest stored prefix of `keys` and its largest anchor at or below `limit_tokens`; refreshes it."""
+
+    def missing(self, keys: tuple[bytes, ...]) -> Future[tuple[bool, ...]]:
+        """Per key: True when the grain is not stored."""
+
+    def usage(self) -> Future[IndexUsage]:
+        """Counts and bytes now."""
 
 
 def failure_of(future: Future[T]) -> str | None:

@@ -1,6 +1,5 @@
 """`shoal up`, `down` and `status`: start a cluster, end exactly that cluster, look at it."""
 
-import contextlib
 import json
 import signal
 from dataclasses import replace
@@ -56,14 +55,20 @@ def up(manifest: ManifestPath, address: Address = None, detach: Detach = False, 
             raise typer.Exit(FAILED)
         if not ray_address(address):
             require_free(cluster.api.host, cluster.api.port)
+            if cluster.api.grpc:
+                host, _, port = cluster.api.grpc.rpartition(":")
+                require_free(host, int(port))
         spec = make_spec(cluster, run_dir)
         typer.echo(cluster.to_yaml(), nl=False, err=True)
         session, endpoint = start(spec, address)
+        stop = Stop()
         typer.echo(f"{cluster.name} is ready at {endpoint} (model {cluster.model.name})")
+        if cluster.api.grpc:
+            typer.echo(f"its store is at {cluster.api.grpc} (gRPC, kvstore/rpc/store.proto)")
         if detach or not session.pid:
             return
         typer.echo("Ctrl-C ends it.", err=True)
-        wait_for_signal(session)
+        wait_for(stop, session)
         gone = not is_running(session)
         end(session)
         typer.echo(f"{cluster.name} {'was ended from elsewhere' if gone else 'is down'}")
@@ -152,9 +157,25 @@ def _table(facts: dict[str, Any], session: Session) -> Table:
     return table
 
 
-def wait_for_signal(session: Session) -> None:
-    """Return at SIGINT or SIGTERM, or when the cluster's Ray has gone."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        while is_running(session):
-            sleep_s(WATCH_S)
+class Stop:
+    """Whether SIGINT or SIGTERM has come, from the moment this is made; the next SIGINT interrupts as usual.
+
+    A flag and not KeyboardInterrupt: Python drops an exception that is raised while a `__del__` runs, as those of Ray's
+    references do for a while after a start.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._come)
+
+    def _come(self, number: int, frame: object) -> None:
+        self.has_come = True
+        for other in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(other, signal.default_int_handler)
+
+
+def wait_for(stop: Stop, session: Session) -> None:
+    """Return when the stop has come, or when the cluster's Ray has gone."""
+    while not stop.has_come and is_running(session):
+        sleep_s(WATCH_S)

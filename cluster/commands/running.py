@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from shoal.cluster.errors import ShoalError
 from shoal.cluster.live.clock import now_us
-from shoal.cluster.live.facts import api_keys, model_directory
+from shoal.cluster.live.facts import api_keys, model_directory, tls_identity
 from shoal.cluster.live.session import Session, SessionError, connect, find, sent_checkout, sessions, start_ray
 from shoal.cluster.live.spec import ClusterSpec, model_revision
 from shoal.cluster.resolve import ResolvedCluster
@@ -33,6 +33,8 @@ def data_dir(name: str) -> Path:
 def make_spec(cluster: ResolvedCluster, run_dir: Path | None) -> ClusterSpec:
     """What every actor is built from."""
     api_keys(cluster.api.keys_file)  # here its mistakes are the user's; in a replica they would only be a log's
+    if cluster.api.grpc_tls:
+        tls_identity(cluster.api.grpc_tls)
     directory = model_directory(cluster.model_path)
     return ClusterSpec(
         cluster=cluster,

@@ -18,7 +18,7 @@ from shoal.cluster.core.prompt_scored import EmitScores, PromptScored, ScoreBoar
 from shoal.cluster.core.record import Record
 from shoal.cluster.core.refusals import RETRY_AFTER_LEAST_US, failure, may_wait, rejection
 from shoal.cluster.core.state import AT_ENGINE, State
-from shoal.engines.core.request import FinishEvent, FinishReason, Rejected, TokenEvent
+from shoal.engines.core.request import FinishEvent, FinishReason, Rejected, TokensEvent
 
 
 class RequestMachine(Record):
@@ -173,8 +173,8 @@ class RequestMachine(Record):
                 if not attempt.is_admitted:
                     attempt.is_admitted, self._state = True, State.DECODING
                     self._mark("admitted", group=group.name, bytes=handoff_bytes, handoff_us=handoff_us)
-            case m.Tokens(_, _, events):
-                self._on_tokens(events)
+            case m.Tokens(_, _, tokens):
+                self._on_tokens(tokens)
             case PromptScored(_, _, first, scores):
                 if ready := self._scores.take(first, scores):
                     self._effects.append(EmitScores(ready))
@@ -191,9 +191,9 @@ class RequestMachine(Record):
                 lost = self._images.lose(image_index)
                 self._reroute(f"embedding of image {image_index} is lost", exclude=lost.group.name if lost else "")
 
-    def _on_tokens(self, events: tuple[TokenEvent, ...]) -> None:
+    def _on_tokens(self, tokens: TokensEvent) -> None:
         is_first = len(self._output) == 0
-        if ready := self._output.take(events):
+        if ready := self._output.take(tokens):
             if is_first:
                 self._mark("first token")
             self._effects.append(m.Emit(ready))

@@ -17,7 +17,7 @@ from shoal.engines.core.request import (
     ImageSpan,
     NoRoom,
     Rejected,
-    TokenEvent,
+    TokensEvent,
 )
 
 # ---------------------------------------------------------------- events in
@@ -176,7 +176,7 @@ class Tokens:
 
     attempt: int
     group: GroupRef
-    events: tuple[TokenEvent, ...]
+    tokens: TokensEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ class Abort:
 class Emit:
     """New tokens for the client: contiguous, each index once over the whole request."""
 
-    events: tuple[TokenEvent, ...]
+    tokens: TokensEvent
 
 
 @dataclass(frozen=True, slots=True)

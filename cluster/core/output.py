@@ -1,6 +1,6 @@
 """Output tokens of one request over all its attempts: each index once, in order, gaps visible."""
 
-from shoal.engines.core.request import FinishReason, SamplingParams, TokenEvent
+from shoal.engines.core.request import FinishReason, SamplingParams, TokenLogprobs, TokensEvent
 
 
 class Output:
@@ -11,7 +11,7 @@ class Output:
         self._sampling = sampling
         self._end_token_ids = () if sampling.ignore_eos else end_token_ids
         self._token_ids: list[int] = []
-        self._early: dict[int, TokenEvent] = {}
+        self._early: dict[int, tuple[int, TokenLogprobs | None]] = {}
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -26,17 +26,22 @@ class Output:
         """A later token is here and an earlier one is not."""
         return bool(self._early)
 
-    def take(self, events: tuple[TokenEvent, ...]) -> tuple[TokenEvent, ...]:
-        """Tokens that may be emitted now, renamed to the client's request; repeated ones are dropped."""
-        for event in events:
-            if len(self._token_ids) <= event.index < self._sampling.max_tokens:
-                self._early.setdefault(event.index, event)
-        ready = []
+    def take(self, tokens: TokensEvent) -> TokensEvent | None:
+        """Tokens that may be emitted now, as the client's request's; repeated ones are dropped."""
+        first = len(self._token_ids)
+        told = zip(tokens.token_ids, tokens.logprobs or (None,) * len(tokens.token_ids), strict=True)
+        for index, one in enumerate(told, tokens.index):
+            if first <= index < self._sampling.max_tokens:
+                self._early.setdefault(index, one)
+        logprobs = []
         while len(self._token_ids) in self._early:
-            event = self._early.pop(len(self._token_ids))
-            self._token_ids.append(event.token_id)
-            ready.append(event._replace(request_id=self._request_id))
-        return tuple(ready)
+            token_id, logprob = self._early.pop(len(self._token_ids))
+            self._token_ids.append(token_id)
+            if logprob is not None:
+                logprobs.append(logprob)
+        if len(self._token_ids) == first:
+            return None
+        return TokensEvent(self._request_id, first, tuple(self._token_ids[first:]), tuple(logprobs))
 
     def forget_early(self) -> None:
         """Drop what was not emitted: the attempt that produced it is over, and the next one computes it again."""

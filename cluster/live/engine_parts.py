@@ -44,7 +44,7 @@ from shoal.cluster.live.tasks import Tasks
 from shoal.cluster.transfer import Transfer
 from shoal.engines.core.grammar.spec import GrammarSpec
 from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
-from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokenEvent, TokenState
+from shoal.engines.core.request import EngineRequest, NoRoom, Rejected, TokensEvent, TokenState
 from shoal.engines.grammar.compiler import GrammarCompiler
 from shoal.engines.grammar.pool import GrammarPool, no_grammar
 from shoal.engines.run.engine import Engine
@@ -291,10 +291,8 @@ class EngineParts:
             return
         moved = sum(kind.byte_count for kind in ticket.expected)
         self.letter(origin, Admitted(origin.attempt, self._group, moved, handoff_us))
-        start = state.request.prompt_len
-        outputs = (TokenEvent(sequence, i, t) for i, t in enumerate(state.token_ids[start:]))
         if state.request.sampling.logprobs is None:
-            self.sequences.post_tokens(sequence, tuple(outputs))
+            self.sequences.post_tokens(TokensEvent(sequence, 0, state.token_ids[state.request.prompt_len :]))
 
     def _ticket_ended(self, ended: Ended) -> None:
         if ended.state is TicketState.RELEASED:

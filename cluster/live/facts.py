@@ -38,6 +38,17 @@ def api_keys(file: str | None) -> tuple[str, ...]:
     return keys
 
 
+def tls_identity(files: tuple[str, str]) -> tuple[bytes, bytes]:
+    """Certificate and key of the store's gateway, PEM. ShoalError if a file cannot be read."""
+    pems = []
+    for name, file in zip(("certificate", "key"), files, strict=True):
+        try:
+            pems.append(Path(file).read_bytes())
+        except OSError as error:
+            raise ShoalError(f"api.grpc_tls.{name} = {file} cannot be read: {error}; give a PEM file") from error
+    return pems[0], pems[1]
+
+
 def served_name(path: str) -> str:
     """The model name clients use: `shoal-toy`, or the name of the checkpoint's directory."""
     return "shoal-toy" if path == "builtin:toy" else Path(path).resolve().name

@@ -10,6 +10,7 @@ from shoal.cluster.live.names import (
     DECODE_BALANCER,
     ENCODE_BALANCER,
     ENCODER,
+    GATEWAY,
     INDEX,
     NODE,
     NORMAL,
@@ -20,6 +21,7 @@ from shoal.cluster.live.names import (
 from shoal.cluster.live.session import NAMESPACE
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.store import IndexActor, StoreNodeActor
+from shoal.cluster.live.store_gateway import StoreGatewayActor
 
 CALLS_MAX = 4096  # an async actor refuses nothing by itself; queues are bounded by the balancers
 
@@ -46,6 +48,8 @@ def _class_of(role: str) -> type:
         return StoreNodeActor
     if role == INDEX:
         return IndexActor
+    if role == GATEWAY:
+        return StoreGatewayActor
     if role in (PREFILL_BALANCER, DECODE_BALANCER, ENCODE_BALANCER):
         return BalancerActor
     if role == ENCODER:

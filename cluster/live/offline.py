@@ -10,7 +10,7 @@ from shoal.cluster.api.errors import ApiError
 from shoal.cluster.api.settings import ApiSettings
 from shoal.cluster.errors import ShoalError
 from shoal.cluster.live.facts import model_directory
-from shoal.engines.core.request import FinishEvent, SamplingParams, TokenEvent
+from shoal.engines.core.request import FinishEvent, SamplingParams, TokensEvent
 from shoal.engines.model.config import ModelConfig
 from shoal.engines.model.errors import ConfigError, WeightsError
 from shoal.engines.run.generate import generate
@@ -36,7 +36,7 @@ def generate_text(
     )
     detokeniser, _ = codec.decoder(prompt)
     for event in generate(directory, prompt.token_ids, sampling, drafts):
-        if isinstance(event, TokenEvent) and event.token_id != codec.eos_token_id:
-            yield detokeniser.push((event.token_id,))
+        if isinstance(event, TokensEvent):
+            yield detokeniser.push(tuple(one for one in event.token_ids if one != codec.eos_token_id))
         elif isinstance(event, FinishEvent):
             yield detokeniser.finish()

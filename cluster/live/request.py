@@ -20,7 +20,7 @@ from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.names import DECODE_BALANCER, ENCODE_BALANCER, INDEX, PREFILL_BALANCER
 from shoal.cluster.live.submission import ImageRef, Origin, Submission, TicketOffer
-from shoal.engines.core.request import Branch, NoRoom, Rejected, TokenEvent
+from shoal.engines.core.request import Branch, NoRoom, Rejected, TokensEvent
 from shoal.kvstore.core.chain import chain_keys
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RequestRun:
         kind = FollowerMachine if job.leader else RequestMachine
         self._machine = kind(_job(job, eos_token_id), service.spec.policy)
         self._wake: asyncio.TimerHandle | None = None
-        self._pending: list[TokenEvent] = []
+        self._pending: list[TokensEvent] = []
         self._finish: m.Finish | None = None
         self.batches: asyncio.Queue[TokenBatch | m.Failure] = asyncio.Queue()
 
@@ -71,8 +71,8 @@ class RequestRun:
         ended = finish.finish if finish is not None else None
         self.batches.put_nowait(
             TokenBatch(
-                token_ids=tuple(e.token_id for e in events),
-                logprobs=tuple(e.logprobs for e in events if e.logprobs is not None),
+                token_ids=tuple(token_id for event in events for token_id in event.token_ids),
+                logprobs=tuple(one for event in events for one in event.logprobs),
                 finish_reason=ended.reason if ended else None,
                 cached_tokens=finish.cached_tokens if finish is not None else self._machine.cached_tokens,
                 detail=ended.detail if ended else "",
@@ -97,8 +97,8 @@ class RequestRun:
 
     def _perform(self, effect: m.Effect) -> None:
         match effect:
-            case m.Emit(events):
-                self._pending += events
+            case m.Emit(tokens):
+                self._pending.append(tokens)
             case EmitScores(scores):
                 self.batches.put_nowait(TokenBatch(prompt_scores=scores))
             case m.Finish():

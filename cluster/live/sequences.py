@@ -12,7 +12,7 @@ from shoal.cluster.live.prefix import Prefix
 from shoal.cluster.live.saver import ToSave
 from shoal.cluster.live.submission import Origin
 from shoal.engines.core.plan import Branched
-from shoal.engines.core.request import EngineRequest, FinishEvent, TokenEvent
+from shoal.engines.core.request import EngineRequest, FinishEvent, TokensEvent
 from shoal.engines.run.output import StepOutput
 
 
@@ -99,12 +99,9 @@ class Sequences:
             if (known := self._known.get(part.request_id)) is not None:
                 scored = PromptScored(known.origin.attempt, self._group, part.first, part.scores)
                 self._outbox.post(known.origin.entrypoint, (known.origin.request_id, scored))
-        tokens: dict[str, list[TokenEvent]] = {}
         for event in output.events:
-            if isinstance(event, TokenEvent):
-                tokens.setdefault(event.request_id, []).append(event)
-        for sequence, events in tokens.items():
-            self.post_tokens(sequence, tuple(events))
+            if isinstance(event, TokensEvent):
+                self.post_tokens(event)
         ended = []
         for event in output.events:
             if isinstance(event, FinishEvent) and (known := self._known.pop(event.request_id, None)) is not None:
@@ -130,8 +127,8 @@ class Sequences:
         self._outbox.post(origin.entrypoint, (request_id, letter))
         return True
 
-    def post_tokens(self, sequence: str, events: tuple[TokenEvent, ...]) -> None:
+    def post_tokens(self, tokens: TokensEvent) -> None:
         """One letter with output tokens."""
-        if (known := self._known.get(sequence)) is not None:
-            letter = Tokens(known.origin.attempt, self._group, events)
+        if (known := self._known.get(tokens.request_id)) is not None:
+            letter = Tokens(known.origin.attempt, self._group, tokens)
             self._outbox.post(known.origin.entrypoint, (known.origin.request_id, letter))

@@ -11,6 +11,7 @@ from shoal.cluster.live.names import (
     DECODE_BALANCER,
     ENCODE_BALANCER,
     ENCODER,
+    GATEWAY,
     INDEX,
     NODE,
     PREFILL_BALANCER,
@@ -58,6 +59,8 @@ class ClusterSpec:
         roles: dict[str, int] = {}
         if self.cluster.store:
             roles |= {NODE: self.cluster.store.nodes, INDEX: 1}
+        if self.cluster.api.grpc:
+            roles[GATEWAY] = 1
         roles[PREFILL_BALANCER] = 1
         if not self.cluster.is_normal:
             roles[DECODE_BALANCER] = 1

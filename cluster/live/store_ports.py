@@ -17,7 +17,16 @@ from shoal.cluster.live.saver import MissingPort
 from shoal.cluster.live.spec import ClusterSpec
 from shoal.cluster.live.surroundings import Members
 from shoal.kvstore.client import StoreClient
-from shoal.kvstore.core.records import Erased, Located, Location, Refused, StripeRecord
+from shoal.kvstore.core.records import (
+    Erased,
+    IndexUsage,
+    Located,
+    Location,
+    Match,
+    Refused,
+    StripeRecord,
+    TrafficClass,
+)
 from shoal.kvstore.io.checksums import checksums
 from shoal.kvstore.io.isal import IsalCode
 from shoal.kvstore.ports import DeviceUsage, NodePort, Reply
@@ -117,6 +126,14 @@ class RayIndex:
     def missing(self, keys: tuple[bytes, ...]) -> Future[tuple[bool, ...]]:
         """Per key: True when the grain is not stored."""
         return _call(self._directory.only(INDEX), "missing", keys)
+
+    def match(self, keys: tuple[bytes, ...], limit_tokens: int, traffic: TrafficClass) -> Future[Match]:
+        """Longest stored prefix of `keys` and its largest anchor at or below `limit_tokens`; refreshes it."""
+        return _call(self._directory.only(INDEX), "match", keys, limit_tokens, str(traffic))
+
+    def usage(self) -> Future[IndexUsage]:
+        """Counts and bytes now."""
+        return _call(self._directory.only(INDEX), "usage")
 
 
 def store_client(spec: ClusterSpec, directory: Members, group: GroupRef) -> tuple[StoreClient, MissingPort]:

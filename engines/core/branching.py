@@ -8,7 +8,7 @@ from shoal.engines.core.commit import stop_reason
 from shoal.engines.core.fork import branch
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import Accepted, Branched, Event
-from shoal.engines.core.request import BranchToken, EngineRequest, FinishEvent, FinishReason, TokenEvent
+from shoal.engines.core.request import BranchToken, EngineRequest, FinishEvent, FinishReason, TokensEvent
 from shoal.engines.core.sequence import Phase, Sequence
 
 
@@ -31,8 +31,10 @@ def begin_branches(ledger: Ledger, parent_id: str, firsts: Seq[BranchToken], eos
 def _begin(ledger: Ledger, parent: Sequence, first: BranchToken, eos_token_id: int) -> list[Event]:
     request = _request_of(parent, first)
     index = len(request.token_ids) - 1 - request.prompt_len
-    token = TokenEvent(request.request_id, index, first.token_id, first.logprobs)
-    reason = stop_reason(Sequence(request), first.token_id, eos_token_id, ledger.config.max_model_len)
+    told = () if first.logprobs is None else (first.logprobs,)
+    token = TokensEvent(request.request_id, index, (first.token_id,), told)
+    sequence, limit = Sequence(request), ledger.config.max_model_len
+    reason = stop_reason(sequence, first.token_id, sequence.len, eos_token_id, limit)
     if reason is not None:
         return [Branched(parent.request_id, request), token, FinishEvent(request.request_id, reason, index + 1)]
     if ledger.config.role is Role.PROMPT:

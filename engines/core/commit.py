@@ -1,21 +1,33 @@
 """Take over a step's result: advance what was computed, push tokens, apply the stop rules, report events."""
 
+from collections.abc import Sequence as Seq
 from functools import partial
-from itertools import count, repeat, zip_longest
+from typing import NamedTuple
 
 from shoal.engines.config import Role
-from shoal.engines.core.drafts import hold_drafts
+from shoal.engines.core.drafts import accept_rates, hold_drafts
 from shoal.engines.core.ledger import Ledger
 from shoal.engines.core.plan import ChunkDone, Ended, Event, Plan, PromptDone, StepKind, StepResult
-from shoal.engines.core.request import FinishEvent, FinishReason, TokenEvent, TokenLogprobs
+from shoal.engines.core.request import FinishEvent, FinishReason, TokenLogprobs, TokensEvent
 from shoal.engines.core.sequence import Phase, Sequence
 
-NO_LOGPROBS = repeat(None)
-_token_event = partial(tuple.__new__, TokenEvent)  # from a tuple of all fields: half the cost of the constructor
+_tokens_event = partial(tuple.__new__, TokensEvent)  # from a tuple of all fields: half the cost of the constructor
 
 
-def stop_reason(sequence: Sequence, token_id: int, eos_token_id: int, max_model_len: int) -> FinishReason | None:
-    """Whether a sequence ends after `token_id` was pushed, first match wins (engine runtime notes 1.2).
+class Columns(NamedTuple):
+    """Of each item of a step: what it outputs (accepted drafts, then the sampled token) and the logprobs of that,
+    its next drafts and their acceptance rates; empty where there are none or nobody asks."""
+
+    outputs: Seq[tuple[int, ...]]
+    logprobs: Seq[tuple[TokenLogprobs, ...]]
+    drafts: Seq[Seq[int]]
+    rates: Seq[tuple[float, ...]]
+
+
+def stop_reason(
+    sequence: Sequence, token_id: int, length: int, eos_token_id: int, max_model_len: int
+) -> FinishReason | None:
+    """Whether a sequence ends with `token_id` as its token number `length`, first match wins (runtime notes 1.2).
 
     Stop tokens count as EOS and are honoured even where EOS is ignored. Output is compared with >=, so a sequence
     that arrives at its limit by several accepted tokens, or from another engine, cannot run past it.
@@ -23,7 +35,7 @@ def stop_reason(sequence: Sequence, token_id: int, eos_token_id: int, max_model_
     sampling = sequence.request.sampling
     if (token_id == eos_token_id and not sampling.ignore_eos) or token_id in sampling.stop_token_ids:
         return FinishReason.STOP
-    if sequence.len > max_model_len or sequence.len - sequence.prompt_len >= sampling.max_tokens:
+    if length > max_model_len or length - sequence.prompt_len >= sampling.max_tokens:
         return FinishReason.LENGTH
     return None
 
@@ -64,7 +76,7 @@ def _fail(ledger: Ledger, plan: Plan, details: dict[str, str], events: list[Even
         if sequence.request_id not in details or sequence.is_finished:
             continue
         if ledger.rules.failure_pushes_zero and item.completes:
-            events.append(TokenEvent(sequence.request_id, sequence.output_tokens, 0))
+            events.append(TokensEvent(sequence.request_id, sequence.output_tokens, (0,)))
             sequence.push(0)
             sequence.cached = sequence.len - 1
         sequence.finish(FinishReason.ERROR, details[sequence.request_id])
@@ -72,7 +84,8 @@ def _fail(ledger: Ledger, plan: Plan, details: dict[str, str], events: list[Even
 
 def _commit_prefill(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int, events: list[Event]) -> None:
     requeued: list[Sequence] = []
-    for index, item in enumerate(plan.items):
+    max_model_len = ledger.config.max_model_len
+    for item, tokens, told, made, rates in zip(plan.items, *_columns(ledger, result), strict=True):
         sequence = item.sequence
         sequence.process_count += 1
         if sequence.is_finished:
@@ -85,43 +98,41 @@ def _commit_prefill(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id
             requeued.append(sequence)
             continue
         if sequence.draft_slot:
-            hold_drafts(sequence, index, result, ledger.pads)
-        _push_tokens(ledger, sequence, index, result, eos_token_id, events)
+            hold_drafts(sequence, made, rates, ledger.pads)
+        if _push_tokens(sequence, tokens, told, eos_token_id, max_model_len, events):
+            ledger.return_draft_slot(sequence)
         _place_prefilled(ledger, sequence, events)
     ledger.waiting.extendleft(reversed(requeued))  # in order: the first cut prompt is the first again
 
 
 def _commit_decode(ledger: Ledger, plan: Plan, result: StepResult, eos_token_id: int, events: list[Event]) -> None:
-    """The loop of every step: a sequence that goes on is advanced in place, only one that may end token by token."""
-    pads, max_model_len = ledger.pads, ledger.config.max_model_len
-    accepted, sampled, told = result.accepted, result.sampled, bool(result.logprobs or result.accepted_logprobs)
-    for index, item in enumerate(plan.items):
+    """The loop of every step: what is the same for all sequences is looked up before it."""
+    pads, waiting, finished = ledger.pads, Phase.WAITING, Phase.FINISHED
+    max_model_len = ledger.config.max_model_len
+    for item, tokens, told, made, rates in zip(plan.items, *_columns(ledger, result), strict=True):
         sequence = item.sequence
         phase = sequence.phase
-        if phase is Phase.WAITING:
+        if phase is waiting:
             continue  # preempted while the step was open: it is computed again
         sequence.process_count += 1
-        if phase is Phase.FINISHED:
+        if phase is finished:
             ledger.return_draft_slot(sequence)
             continue
         if pads:
-            hold_drafts(sequence, index, result, pads)
-        tokens = [*accepted[index], sampled[index]] if accepted else [sampled[index]]
-        length = sequence.len + len(tokens)
-        sampling, first = sequence.request.sampling, sequence.len - sequence.prompt_len
-        goes_on = (
-            not told
-            and length <= max_model_len
-            and first + len(tokens) < sampling.max_tokens
-            and not sampling.stop_token_ids
-            and (sampling.ignore_eos or eos_token_id not in tokens)
-        )
-        if goes_on:
-            sequence.output += tokens
-            sequence.len, sequence.cached = length, length - 1
-            events.extend(map(_token_event, zip(repeat(sequence.request_id), count(first), tokens, NO_LOGPROBS)))
-        else:
-            _push_tokens(ledger, sequence, index, result, eos_token_id, events)
+            hold_drafts(sequence, made, rates, pads)
+        if _push_tokens(sequence, tokens, told, eos_token_id, max_model_len, events):
+            ledger.return_draft_slot(sequence)
+
+
+def _columns(ledger: Ledger, result: StepResult) -> Columns:
+    none = ((),) * len(result.sampled)
+    outputs = [(*drafts, last) for drafts, last in zip(result.accepted or none, result.sampled, strict=True)]
+    logprobs: Seq[tuple[TokenLogprobs, ...]] = none
+    if result.logprobs:
+        told = zip(result.accepted_logprobs or none, result.logprobs, strict=True)
+        logprobs = [() if last is None else (*drafts, last) for drafts, last in told]
+    asks_rates = ledger.keeps_rates and result.confidences
+    return Columns(outputs, logprobs, result.drafts or none, accept_rates(result.confidences) if asks_rates else none)
 
 
 def _require_fit(plan: Plan, result: StepResult, drafts: int) -> None:
@@ -142,9 +153,16 @@ def _require_fit(plan: Plan, result: StepResult, drafts: int) -> None:
         for item, values in zip(plan.items, given, strict=False):
             if len(values) not in (0, drafts):
                 raise ValueError(f"{item.request_id}: {len(values)} {name} were made, must be 0 or drafts = {drafts}")
-    for item, accepted, told in zip(plan.items, result.accepted, result.accepted_logprobs, strict=False):
-        if told and len(told) != len(accepted):
-            raise ValueError(f"{item.request_id}: {len(told)} accepted_logprobs for {len(accepted)} accepted drafts")
+    if not (result.logprobs or result.accepted_logprobs):
+        return
+    of_sampled, of_accepted = result.logprobs or (None,) * items, result.accepted_logprobs or ((),) * items
+    for item, accepted, last, told in zip(plan.items, result.accepted, of_sampled, of_accepted, strict=False):
+        if len(told) != (0 if last is None else len(accepted)):
+            what = "no logprobs" if last is None else "logprobs"
+            raise ValueError(
+                f"{item.request_id}: {len(told)} accepted_logprobs for {len(accepted)} accepted drafts and {what} of "
+                "the sampled token: give one for each token, or none"
+            )
 
 
 def _free_finished(ledger: Ledger, one: Ended, events: list[Event]) -> None:
@@ -155,43 +173,47 @@ def _free_finished(ledger: Ledger, one: Ended, events: list[Event]) -> None:
 
 
 def _push_tokens(
-    ledger: Ledger, sequence: Sequence, index: int, result: StepResult, eos_token_id: int, events: list[Event]
-) -> None:
-    """Push accepted drafts and the sampled token until one stops the sequence; later ones are lost.
-
-    `cached` grows by what was pushed: the row of a pushed token's predecessor is what was computed.
-    """
-    logprobs: TokenLogprobs | None = result.logprobs[index] if result.logprobs else None
-    accepted = result.accepted[index] if result.accepted else ()
-    told = result.accepted_logprobs[index] if result.accepted_logprobs else ()
-    for token_id, logprob in zip_longest(accepted, told):
-        if _push(sequence, token_id, logprob, eos_token_id, ledger.config.max_model_len, events):
-            break
-    else:
-        _push(sequence, result.sampled[index], logprobs, eos_token_id, ledger.config.max_model_len, events)
-    sequence.cached = sequence.len - 1
-    if sequence.is_finished:
-        ledger.return_draft_slot(sequence)
-
-
-def _push(
     sequence: Sequence,
-    token_id: int,
-    logprobs: TokenLogprobs | None,
+    tokens: tuple[int, ...],
+    logprobs: tuple[TokenLogprobs, ...],
     eos_token_id: int,
     max_model_len: int,
     events: list[Event],
 ) -> bool:
-    """Push one token and report it; true if it ends the sequence."""
-    events.append(TokenEvent(sequence.request_id, sequence.len - sequence.prompt_len, token_id, logprobs))
-    sequence.push(token_id)
-    reason = stop_reason(sequence, token_id, eos_token_id, max_model_len)
+    """Push output tokens up to the first that ends the sequence, and report them as one event; true if one does.
+
+    `cached` grows by what was pushed: the row of a pushed token's predecessor is what was computed.
+    """
+    before, reason = sequence.len, None
+    length, index, sampling = before + len(tokens), before - sequence.prompt_len, sequence.request.sampling
+    if (
+        length > max_model_len
+        or index + len(tokens) >= sampling.max_tokens
+        or sampling.stop_token_ids
+        or (eos_token_id in tokens and not sampling.ignore_eos)
+    ):  # it may end: look at each token
+        count, reason = _first_end(sequence, tokens, eos_token_id, max_model_len)
+        tokens, logprobs, length = tokens[:count], logprobs[:count], before + count
+    sequence.output += tokens
+    sequence.len, sequence.cached = length, length - 1
+    events.append(_tokens_event((sequence.request_id, index, tokens, logprobs)))
     if reason is None:
         return False
     sequence.finish(reason)
     sequence.is_reported = True
     events.append(FinishEvent(sequence.request_id, reason, sequence.output_tokens))
     return True
+
+
+def _first_end(
+    sequence: Sequence, tokens: tuple[int, ...], eos_token_id: int, max_model_len: int
+) -> tuple[int, FinishReason | None]:
+    """How many of the tokens there are up to the first that ends the sequence, and why; all and None if none does."""
+    for count, token_id in enumerate(tokens, 1):
+        reason = stop_reason(sequence, token_id, sequence.len + count, eos_token_id, max_model_len)
+        if reason is not None:
+            return count, reason
+    return len(tokens), None
 
 
 def _place_prefilled(ledger: Ledger, sequence: Sequence, events: list[Event]) -> None:

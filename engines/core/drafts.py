@@ -3,11 +3,10 @@
 import heapq
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from itertools import accumulate
-from operator import mul
+from itertools import chain
 from typing import Protocol
 
-from shoal.engines.core.plan import StepResult
+import numpy as np
 from shoal.engines.core.sequence import Sequence
 
 
@@ -23,14 +22,21 @@ class VerifyChooser(Protocol):
         ...
 
 
-def hold_drafts(sequence: Sequence, index: int, result: StepResult, pads: tuple[int, ...]) -> None:
-    """Take over the drafts that a step made for its item `index`, pads if it made none (engine runtime notes 1.5)."""
-    made = result.drafts[index] if result.drafts else ()
+def accept_rates(confidences: Seq[Seq[float]]) -> list[tuple[float, ...]]:
+    """Running products of each sequence's confidences, in double precision; rows are equally long or empty."""
+    told = [row for row in confidences if row]
+    if not told:
+        return [()] * len(confidences)
+    flat = np.fromiter(chain.from_iterable(told), np.float64)
+    products = map(tuple, flat.reshape(len(told), -1).cumprod(axis=1).tolist())
+    return [next(products) if row else () for row in confidences]
+
+
+def hold_drafts(sequence: Sequence, made: Seq[int], rates: tuple[float, ...], pads: tuple[int, ...]) -> None:
+    """Take over the drafts that a step made for a sequence, pads if it made none (engine runtime notes 1.5)."""
     sequence.drafts = tuple(made) if made else pads
     sequence.has_draft_info = bool(made)
-    sequence.prev_accept_rates = sequence.accept_rates
-    confidences = result.confidences[index] if result.confidences else ()
-    sequence.accept_rates = tuple(accumulate(confidences, mul)) if confidences else ()
+    sequence.prev_accept_rates, sequence.accept_rates = sequence.accept_rates, rates
 
 
 class DraftSlots:

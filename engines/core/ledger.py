@@ -31,9 +31,11 @@ class Ledger:
     open plan's prefill is in none of them. `sequences` finds all by request id.
     """
 
-    def __init__(self, config: EngineConfig, rules: SchedulingRules) -> None:
+    def __init__(self, config: EngineConfig, rules: SchedulingRules, keeps_rates: bool) -> None:
+        """`keeps_rates`: somebody chooses rows by the acceptance rates of drafts."""
         self.config = config
         self.rules = rules
+        self.keeps_rates = keeps_rates
         self.blocks = BlockPool(config.cache.blocks_count)
         self.slots = BlockPool(config.cache.slots_count)
         self.draft_slots = DraftSlots(config.sequences_max if rules.drafts else 0)
@@ -183,7 +185,8 @@ class Ledger:
 
     def collect_finished(self) -> list[Ended]:
         """Take finished sequences out of `running`; their memory stays theirs until the plan is committed."""
-        finished = [sequence for sequence in self.running if sequence.phase is Phase.FINISHED]
+        ended_phase = Phase.FINISHED  # looked up once: every step looks at every sequence
+        finished = [sequence for sequence in self.running if sequence.phase is ended_phase]
         if finished:
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
             for sequence in finished:

@@ -14,8 +14,8 @@ from shoal.engines.core.request import (
     ImageSpan,
     PromptScores,
     SamplingParams,
-    TokenEvent,
     TokenLogprobs,
+    TokensEvent,
 )
 from shoal.engines.core.sequence import Sequence
 
@@ -174,7 +174,8 @@ class StepResult:
     Each of the following is empty (nobody has any) or has one entry an item:
 
     `accepted[i]`: the held drafts that were accepted, in order, at most rows - 1; they come before the sampled token.
-    `logprobs[i]`: of the sampled token. `accepted_logprobs[i]`: of the accepted drafts, one each, or empty.
+    `logprobs[i]`: of the sampled token. `accepted_logprobs[i]`: of the accepted drafts, one each where the sampled
+    token has one, or empty.
     `drafts[i]`: the next drafts, `drafts` ids of the rules, written to `write_slot`; empty = none were made, and the
     next step verifies pads. Of a prefill item only where it completes a prompt of a NORMAL engine.
     `confidences[i]`: raw acceptance confidence of each of the next drafts, 0..1; empty = no confidence head.
@@ -223,7 +224,7 @@ class Branched:
     refusal: str = ""
 
 
-Event = TokenEvent | FinishEvent | ChunkDone | PromptDone | Branched
+Event = TokensEvent | FinishEvent | ChunkDone | PromptDone | Branched
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,14 +136,16 @@ class PromptScores:
     scores: tuple[PromptScore, ...]
 
 
-class TokenEvent(NamedTuple):
-    """One output token. `index` counts output tokens of the request from 0, over all attempts: it makes
-    delivery idempotent and gaps visible. A named tuple, for a step makes hundreds of them."""
+class TokensEvent(NamedTuple):
+    """The output tokens, at least one, that one step gave a sequence. `logprobs`: one a token, or empty.
+
+    `index` is the first one's: it counts output tokens of the request from 0, over all attempts, which makes delivery
+    idempotent and gaps visible. A named tuple, for a step makes hundreds of them."""
 
     request_id: str
     index: int  # type: ignore[assignment]  # tuple.index, which nobody wants of an event
-    token_id: int
-    logprobs: TokenLogprobs | None = None
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

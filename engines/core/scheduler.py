@@ -63,7 +63,7 @@ class StepScheduler:
         self.rules = rules
         self.eos_token_id = eos_token_id
         self._verify = verify
-        self._ledger = Ledger(config, rules)
+        self._ledger = Ledger(config, rules, keeps_rates=verify is not None)
         self._swapping = Swapping(self._ledger)
         self._receiving = Receiving(self._ledger)
         self._open: list[Plan] = []  # oldest first, at most two

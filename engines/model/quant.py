@@ -179,7 +179,7 @@ def _grouped(x: Tensor, group: int) -> Tensor:
 
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
     # Fresh from a table, so nobody else sees it change.
-    values.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
+    values.view(*scales.shape, values.shape[-1] // scales.shape[-1]).mul_(scales.unsqueeze(-1))
     return values
 
 

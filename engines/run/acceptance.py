@@ -20,6 +20,7 @@ from shoal.engines.run.sampler import (
     FIXED_ONE,
     GREEDY_BELOW,
     choose,
+    draw,
     final_logprobs,
     finite,
     first_largest,
@@ -66,6 +67,23 @@ def judge(
     words = np.where(is_fresh.numpy(), random_words(seeds, counters, DRAW), random_words(seeds, counters, RESIDUAL))
     drawn = choose(residual_weights(logprobs, proposals, is_fresh), words)
     return Judged(accepted, torch.where(greedy, best, drawn), valid, logprobs)
+
+
+def judge_by_draw(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int], drafts: Tensor) -> Judged:
+    """Judge each row alone by the token that the sampler draws there: a draft is accepted exactly if it is that one.
+
+    Arguments as of `judge`. Output is what an engine without drafts puts out, word for word, so it has the model's
+    distribution and depends on no drafter, number of drafts or earlier rejection (drafter-invariant speculative
+    decoding: Daliri, Musco, Suresh 2024). A drafter that draws with the same words is right the more often for it.
+    """
+    scores, valid = finite(logits)
+    best = first_largest(scores)
+    greedy = torch.tensor([p.temperature < GREEDY_BELOW for p in params])
+    if bool(greedy.all()) and all(p.logprobs is None for p in params):
+        return Judged(drafts == best, best, valid, None)
+    logprobs = final_logprobs(scores, params, greedy)
+    tokens = torch.where(greedy, best, draw(logprobs, params, positions))
+    return Judged(drafts == tokens, tokens, valid, logprobs)
 
 
 def residual_weights(logprobs: Tensor, proposals: Tensor, is_fresh: Tensor) -> Tensor:

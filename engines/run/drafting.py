@@ -8,7 +8,7 @@ from shoal.engines.core.acceptance import Verified, accepted_prefix
 from shoal.engines.core.plan import PlanItem, StepResult
 from shoal.engines.core.request import SamplingParams, TokenLogprobs
 from shoal.engines.model.drafter import DraftBlock, DraftChoice
-from shoal.engines.run.acceptance import FRESH, Judged, judge
+from shoal.engines.run.acceptance import FRESH, Judged, judge, judge_by_draw
 from shoal.engines.run.draft_pool import DraftPool
 from shoal.engines.run.rng import DRAFT_SEED_OFFSET
 from shoal.engines.run.sampler import GREEDY_BELOW, draw, final_logprobs, finite, first_largest, report
@@ -34,11 +34,14 @@ class PickedDrafts:
     """The DraftChoice of a batch: each request's own temperature, filters and random stream.
 
     `logprobs` float32 [S, n, V] are the final distributions of the first n drafts, one-hot where greedy; `valid` bool
-    [S]: all its logits were finite. The words belong to the drafts' positions, `firsts` [S] and on.
+    [S]: all its logits were finite. The words belong to the drafts' positions, `firsts` [S] and on, under the seed plus
+    `seed_offset`.
     """
 
-    def __init__(self, params: Sequence[SamplingParams], firsts: Sequence[int], count: int, vocabulary: int) -> None:
-        self._params, self._firsts, self._count = params, firsts, count
+    def __init__(
+        self, params: Sequence[SamplingParams], firsts: Sequence[int], count: int, vocabulary: int, seed_offset: int
+    ) -> None:
+        self._params, self._firsts, self._count, self._seed_offset = params, firsts, count, seed_offset
         self._greedy = torch.tensor([p.temperature < GREEDY_BELOW for p in params])
         self.logprobs = torch.full((len(params), count, vocabulary), -torch.inf)
         self.valid = torch.ones(len(params), dtype=torch.bool)
@@ -57,15 +60,18 @@ class PickedDrafts:
         kept[~self._greedy] = drawn_from[~self._greedy]
         # Drawn from the rounded values that are kept, since those are what the draft is judged by.
         rounded = torch.log_softmax(kept.double(), -1)
-        drawn = draw(rounded, self._params, [first + number for first in self._firsts], DRAFT_SEED_OFFSET)
+        drawn = draw(rounded, self._params, [first + number for first in self._firsts], self._seed_offset)
         return torch.where(self._greedy, best, drawn)
 
 
 class Drafting:
-    """Draft info of one engine's sequences; `drafts` are made and verified in each decode step."""
+    """Draft info of one engine's sequences; `drafts` are made and verified in each decode step.
 
-    def __init__(self, drafter: Drafter, pool: DraftPool, limits: Limits) -> None:
-        self._drafter, self._pool, self._limits = drafter, pool, limits
+    `by_draw`: a draft counts only if it is the token that the sampler draws without drafts (Determinism.FULL).
+    """
+
+    def __init__(self, drafter: Drafter, pool: DraftPool, limits: Limits, by_draw: bool = False) -> None:
+        self._drafter, self._pool, self._limits, self._by_draw = drafter, pool, limits, by_draw
 
     @property
     def drafts(self) -> int:
@@ -115,8 +121,8 @@ class Drafting:
         params = [item.sampling for item in items for _ in range(item.rows)]
         positions = [item.start + 1 + j for item in items for j in range(item.rows)]
         drafts = torch.full((len(params),), FRESH)
-        is_greedy = all(p.temperature < GREEDY_BELOW for p in params)
-        proposals = torch.full((len(params), 1 if is_greedy else logits.shape[-1]), -torch.inf)
+        is_by_token = self._by_draw or all(p.temperature < GREEDY_BELOW for p in params)
+        proposals = torch.full((len(params), 1 if is_by_token else logits.shape[-1]), -torch.inf)
         first = 0
         for item in items:
             tokens, drawn_from = self._pool.read(item.read_slot, item.rows - 1)
@@ -124,9 +130,11 @@ class Drafting:
                 f"{item.request_id}: slot {item.read_slot} is another's"
             )
             drafts[first : first + item.rows - 1] = tokens
-            if not is_greedy:
+            if not is_by_token:
                 proposals[first : first + item.rows - 1] = drawn_from
             first += item.rows
+        if self._by_draw:
+            return judge_by_draw(logits, params, positions, drafts)
         return judge(logits, params, positions, drafts, proposals.expand(-1, logits.shape[-1]))
 
     def _until_end(self, item: PlanItem, found: Verified) -> Verified:
@@ -159,7 +167,10 @@ class Drafting:
             return drafts, confidences
         lasts = [items[i].start + len(results[i].accepted) for i in live]
         vocabulary = self._pool.logprobs.shape[-1]
-        choice = PickedDrafts([items[i].sampling for i in live], [at + 2 for at in lasts], self.drafts, vocabulary)
+        # Judged by the draw, drafts are drawn with the words that will decide: both find the same token more often.
+        offset = 0 if self._by_draw else DRAFT_SEED_OFFSET
+        params, firsts = [items[i].sampling for i in live], [at + 2 for at in lasts]
+        choice = PickedDrafts(params, firsts, self.drafts, vocabulary, offset)
         golden = torch.tensor([results[i].sampled for i in live])
         slots = torch.tensor([items[i].slot for i in live])
         block = self._drafter.draft(golden, torch.tensor(lasts), slots, choice)

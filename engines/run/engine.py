@@ -25,7 +25,7 @@ from shoal.engines.core.plan import (
     StepKind,
     StepResult,
 )
-from shoal.engines.core.request import EngineRequest, FinishEvent, NoRoom, Rejected, TokenEvent, TokenState
+from shoal.engines.core.request import EngineRequest, FinishEvent, NoRoom, Rejected, TokensEvent, TokenState
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.vote import decide
 from shoal.engines.ports import GrainMemory, StepRunner
@@ -244,7 +244,7 @@ class Engine:
             step=plan.step,
             kind=plan.kind,
             rows=plan.rows,
-            events=tuple(e for e in events if isinstance(e, TokenEvent | FinishEvent)),
+            events=tuple(e for e in events if isinstance(e, TokensEvent | FinishEvent)),
             chunks=tuple(chunk_ready(p, self.config.cache.block_tokens) for p in made if plan.kind is StepKind.PREFILL),
             prompts=tuple(
                 self._prompt_ready(parts[e.request_id], e, result) for e in events if isinstance(e, PromptDone)

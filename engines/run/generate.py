@@ -6,7 +6,7 @@ from pathlib import Path
 from shoal.engines.config import CacheConfig, EngineConfig, Role
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.plan import Accepted
-from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokensEvent
 from shoal.engines.run.load import build_engine, load_model
 
 STEP_TOKENS_MAX = 512
@@ -14,7 +14,7 @@ STEP_TOKENS_MAX = 512
 
 def generate(
     model_path: Path, prompt_ids: Sequence[int], sampling: SamplingParams, drafts: int = 0
-) -> Iterator[TokenEvent | FinishEvent]:
+) -> Iterator[TokensEvent | FinishEvent]:
     """Output tokens of one prompt as they are computed, then one FinishEvent.
 
     The engine gets just the memory that this request needs. Prefill is not truncated. Raises ConfigError or

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from shoal.engines.config import EngineConfig, Role
+from shoal.engines.config import Determinism, EngineConfig, Role
 from shoal.engines.core.layout import block_layout, slot_layout
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
@@ -63,7 +63,9 @@ def build_engine(
     drafts, drafting = (0 if config.role is Role.PROMPT else config.drafts), None
     if drafts:
         pool = DraftPool(config.sequences_max, drafts, bound.vocabulary, pad)
-        drafting = Drafting(bound, pool, Limits(model.config.eos_token_id, config.max_model_len))
+        drafting = Drafting(
+            bound, pool, Limits(model.config.eos_token_id, config.max_model_len), config.determinism is Determinism.FULL
+        )
     rules = dataclasses.replace(
         rules or SchedulingRules(), drafts=drafts, pad_token_id=pad, waiting_max=config.waiting_max
     )

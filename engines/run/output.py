@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal.engines.core.plan import Branched, Plan, PlanItem, StepKind, StepResult
-from shoal.engines.core.request import FinishEvent, PromptScores, TokenEvent, TokenState
+from shoal.engines.core.request import FinishEvent, PromptScores, TokensEvent, TokenState
 from shoal.engines.ports import GrainMemory
 
 
@@ -58,7 +58,7 @@ class StepOutput:
     step: int
     kind: StepKind
     rows: int
-    events: tuple[TokenEvent | FinishEvent, ...] = ()
+    events: tuple[TokensEvent | FinishEvent, ...] = ()
     chunks: tuple[ChunkReady, ...] = ()
     prompts: tuple[PromptReady, ...] = ()
     grains: tuple[GrainToSave, ...] = ()

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 from shoal.engines.config import Truncation
-from shoal.engines.core.request import EngineRequest, TokenEvent
+from shoal.engines.core.request import EngineRequest, TokensEvent
 from shoal.engines.run.penalties import Penalties
 from shoal.engines.run.sampler import Sampled, sample
 from torch import Tensor
@@ -41,7 +41,7 @@ class WholeText:
 
 def plain_loop(
     model: WholeModel, request: EngineRequest, images: Mapping[bytes, Tensor], truncation: Truncation
-) -> Iterator[TokenEvent]:
+) -> Iterator[TokensEvent]:
     """Output tokens of a request, one full forward each, until it stops by the rules every engine follows.
 
     `images` maps the digest of each span to its rows. The decoder layers start at `request.prompt_len - keep`
@@ -55,7 +55,8 @@ def plain_loop(
         drawn = sample(logits, [params], [len(ids)])[0]
         if not drawn.is_valid:
             raise ArithmeticError(f"{request.request_id}: no finite logits at position {len(ids)}")
-        yield TokenEvent(request.request_id, len(ids) - request.prompt_len, drawn.token_id, drawn.logprobs)
+        told = () if drawn.logprobs is None else (drawn.logprobs,)
+        yield TokensEvent(request.request_id, len(ids) - request.prompt_len, (drawn.token_id,), told)
         ids.append(drawn.token_id)
         if drawn.token_id == model.eos_token_id and not params.ignore_eos:
             return

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from shoal.engines.config import CacheConfig, EngineConfig, Role
 from shoal.engines.core.plan import Plan, StepKind, StepResult
-from shoal.engines.core.request import EngineRequest, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, SamplingParams, TokensEvent
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
@@ -119,7 +119,7 @@ class OurLoad:
         events = scheduler.commit(plan, result, self._now_us)
         cpu_ns += time.thread_time_ns() - worked
         wall_ns += time.perf_counter_ns() - began
-        tokens = sum(isinstance(event, TokenEvent) for event in events)
+        tokens = sum(len(event.token_ids) for event in events if isinstance(event, TokensEvent))
         full = plan.kind is StepKind.PREFILL or len(plan.items) == self._case.sequences
         assert full, f"{len(plan.items)} of {self._case.sequences} sequences in a decode step"
         return StepCost(cpu_ns / 1e3, wall_ns / 1e3, tokens)

@@ -16,7 +16,7 @@ import torch
 from shoal.engines.config import CacheConfig, EngineConfig, Role
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.plan import StepKind
-from shoal.engines.core.request import EngineRequest, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, SamplingParams, TokensEvent
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.errors import CheckpointError
 from shoal.engines.run.load import build_engine, load_model
@@ -76,14 +76,14 @@ def measure(
         while engine.has_work:
             began, spent = time.perf_counter(), time.process_time()
             output = engine.step(0)
-            told = [event for event in output.events if isinstance(event, TokenEvent)]
+            told = [event for event in output.events if isinstance(event, TokensEvent)]
             for event in told:
-                said[event.request_id].append(event.token_id)
+                said[event.request_id] += event.token_ids
             if output.kind is StepKind.DECODE and told:
                 wall_s += time.perf_counter() - began
                 processor_s += time.process_time() - spent
-                tokens, steps = tokens + len(told), steps + 1
-                shares += len({event.request_id for event in told})
+                tokens, steps = tokens + sum(len(event.token_ids) for event in told), steps + 1
+                shares += len(told)
         answers += [said[str(number)] for number in range(len(batch))]
     return Figure(drafts, sequences, tokens, steps, wall_s, processor_s, tokens / max(1, shares)), answers
 

@@ -15,6 +15,7 @@ whose last object has gone is listed by `freed` until its deletion is confirmed.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -63,6 +64,11 @@ class _Stripe:
         self.live = 0
 
 
+def first_pin(boot_id: str) -> int:
+    """Pins of this life are numbered from here: a release that was meant for an earlier life's pin finds none."""
+    return int.from_bytes(sha256(boot_id.encode()).digest()[:5]) << 22  # room for 4 M pins in any quick succession
+
+
 class StoreIndex:
     """The state machine. `now_us` must not run backwards; a smaller value is taken as the latest seen."""
 
@@ -80,7 +86,7 @@ class StoreIndex:
         self._ages: list[tuple[int, bytes]] = []  # (created, key)
         self._overdue: list[tuple[int, bytes]] = []  # past their age but pinned
         self._pins: dict[int, tuple[_Grain, str]] = {}
-        self._pin_count = 0
+        self._pin_count = first_pin(boot_id)
         self._anchor_count = 0
         self._live_bytes = 0
         self._freed_bytes = 0

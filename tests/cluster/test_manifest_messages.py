@@ -126,13 +126,20 @@ RULES = [
     (PD.replace("decode: {groups: 1}", "decode: {groups: 1, extra_experts: 1}"),
      "decode.extra_experts = 1 is not run by this version; write 0"),
     (PD + "api: {grpc: '127.0.0.1:8001'}\n",
-     "api.grpc = 127.0.0.1:8001 is not run by this version; write null and use api.http"),
+     "api.grpc = 127.0.0.1:8001 serves the store, and there is none; give store, or write null"),
+    (PD + "api: {grpc: ':8001'}\n",
+     "api.grpc = :8001 must be host:port with a port from 1 to 65535; 127.0.0.1:8001"),
+    (PD + "api: {grpc: '127.0.0.1:8000'}\n",
+     "api.grpc = 127.0.0.1:8000 must not be api.http; choose another port"),
+    (PD + "api: {grpc: '0.0.0.0:8001'}\n",
+     "api.grpc = 0.0.0.0:8001 must have api.keys where others than this machine can connect; "
+     "whoever connects may read and write every prefix; name a file"),
+    (PD + "api: {grpc_tls: {certificate: a, key: b}}\n",
+     "api.grpc_tls = (given) has no meaning without api.grpc; give api.grpc or remove it"),
     (PD + "scaling: {policy: on}\n",
      "scaling.policy = on is not run by this version; write off; shoal keeps the groups asked for"),
     (PD + "scaling: {slo: {ttft: 2s}}\n",
      "scaling.slo = (given) has no effect while scaling.policy is off; remove it"),
-    (PD + "determinism: full\n", "determinism = full is not run by this version; write batch_invariant: the same "
-     "greedy tokens whatever the batch"),
 ]  # fmt: skip
 
 

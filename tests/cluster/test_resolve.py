@@ -14,7 +14,7 @@ from shoal.cluster.manifest import decode_manifest, read_manifest
 from shoal.cluster.plan import make_plan
 from shoal.cluster.quantities import Duration, Size
 from shoal.cluster.resolve import resolve
-from shoal.engines.config import Role, TruncationMode
+from shoal.engines.config import Determinism, Role, TruncationMode
 from typer.testing import CliRunner
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -55,6 +55,13 @@ def test_drafts_of_decode_reach_both_roles_and_the_memory_plan():
     assert decode.cache.blocks_count == 1 + 4 * 33  # 4096 tokens and five drafts
     plan = make_plan(cluster, FACTS)
     assert [member.drafts_bytes for member in plan.members[:2]] == [0, (4 + 1) * 5 * 1000 * 4]
+
+
+@pytest.mark.parametrize("asked", ["", *Determinism])
+def test_every_engine_promises_what_the_manifest_asks(asked):
+    text = "kind: Cluster\nname: x\nprefill: {groups: 1}\ndecode: {groups: 1}\n" + (asked and f"determinism: {asked}\n")
+    cluster = resolve(decode_manifest(text, "x.yaml"), FACTS, "x.yaml")
+    assert {group.engine.determinism for group in cluster.groups} == {asked or Determinism.BATCH_INVARIANT}
 
 
 def test_normal_has_one_engine_and_no_hand_off():

@@ -155,15 +155,14 @@ def test_a_known_peer_cannot_change_under_its_name(world: World, peer: Remote) -
         world.here.add_peer("other-1", metadata)
 
 
-# A write over a connection that was used before is one-sided indeed: with CMA it ends although the peer is stopped.
-# Tests of pending writes therefore freeze a peer that nothing was written to yet, whose connection must first come up.
+# A write over a connection that is up is one-sided indeed: with CMA it ends although the peer is stopped. Tests of
+# pending writes therefore freeze a peer before the two ends know each other: their connection must first come up.
 
 
 def test_a_stopped_peer_runs_into_the_deadline_and_lands_later(world: World, peers: dict[str, Remote]) -> None:
     """The waiter gets its answer in time; the write is not over and says so."""
-    slow = world.introduce(peers["slow"])
     world.here.fill(0, noise(16 << 20, 6))
-    slow.freeze()
+    slow = world.introduce_frozen(peers["slow"])
     try:
         started = time.monotonic()
         handle = world.write(slow.name, [(0, 0, 16 << 20)], b"late")
@@ -171,6 +170,7 @@ def test_a_stopped_peer_runs_into_the_deadline_and_lands_later(world: World, pee
         assert time.monotonic() - started < 5
     finally:
         slow.thaw()
+    slow.call("add_peer", "here", world.here.metadata())
     assert world.await_end(handle, 10) == Done()
     message, digest = slow.call("note_and_digest", [(0, 16 << 20)])
     assert (message, digest) == (b"late", world.here.digest([(0, 16 << 20)]))
@@ -178,8 +178,7 @@ def test_a_stopped_peer_runs_into_the_deadline_and_lands_later(world: World, pee
 
 def test_a_killed_peer_is_lost_and_others_are_not(world: World, peers: dict[str, Remote], peer: Remote) -> None:
     """Lost while in flight, lost afterwards, unknown once removed."""
-    doomed = world.introduce(peers["doomed"])
-    doomed.freeze()
+    doomed = world.introduce_frozen(peers["doomed"])
     handle = world.write(doomed.name, [(0, 0, 8 << 20)], b"x")
     assert handle.wait(0.1) == Pending()
     doomed.kill()
@@ -201,8 +200,7 @@ def test_the_next_life_of_a_peer_works_while_the_old_one_is_still_known(
 
 
 def test_removing_a_peer_ends_its_pending_writes(world: World, peers: dict[str, Remote], peer: Remote) -> None:
-    leaving = world.introduce(peers["leaving"])
-    leaving.freeze()
+    leaving = world.introduce_frozen(peers["leaving"])
     try:
         handle = world.write(leaving.name, [(0, 0, 8 << 20)])
         assert handle.wait(0.1) == Pending()

@@ -185,12 +185,23 @@ class World:
         return remote
 
     def introduce(self, remote: Remote) -> Remote:
+        """Both ends know each other."""
+        self._know(remote, freeze=False)
+        remote.call("add_peer", "here", self.here.metadata())
+        return remote
+
+    def introduce_frozen(self, remote: Remote) -> Remote:
+        """The remote end is stopped before either end knows the other: no connection can have come up."""
+        self._know(remote, freeze=True)
+        return remote
+
+    def _know(self, remote: Remote, freeze: bool) -> None:
         if isinstance(remote, ProcessRemote):
             remote.ready()
         metadata = remote.call("metadata")
+        if freeze:
+            remote.freeze()
         self.here.add_peer(remote.name, metadata)
-        remote.call("add_peer", "here", self.here.metadata())
-        return remote
 
     def write(self, peer: str, spans: list[tuple[int, int, int]], notify: bytes | None = None) -> Any:
         pieces = Pieces("pool", "pool", np.array(spans, np.int64).reshape(-1, 3))

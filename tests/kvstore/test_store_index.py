@@ -165,6 +165,16 @@ def test_a_stripe_is_freed_only_with_its_last_object():
     assert (index.usage.stripes, len(index.freed(9))) == (0, 1)
 
 
+def test_a_pin_of_an_earlier_life_releases_nobody_elses():
+    lives = [StoreIndex(CONFIG, boot_id) for boot_id in ("boot7", "boot8")]
+    for index in lives:
+        one_each(index, "a", 1, 0)
+    earlier, later = (index.locate(keys("a", 1), "engine1", 1) for index in lives)
+    assert lives[1].release(earlier.pin) is False
+    assert lives[1].usage.pins == 1
+    assert lives[1].release(later.pin) is True
+
+
 def test_a_pinned_prefix_survives_expiry_eviction_and_age_until_released():
     index = new(capacity_bytes=3_000)
     one_each(index, "a", 3, 0, anchors=(2,))

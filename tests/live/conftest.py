@@ -28,7 +28,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     assert cluster.store is not None
     # Tests here delete devices and expect what was on them to be read from the others, or missed.
     store = replace(cluster.store, host_cache_bytes=0)
-    cluster = replace(cluster, name="test", api=replace(cluster.api, port=free_port()), store=store)
+    api = replace(cluster.api, port=free_port(), grpc=f"127.0.0.1:{free_port()}")
+    cluster = replace(cluster, name="test", api=api, store=store)
     spec = make_spec(cluster, folder)
     session = start_ray("test", 256 << 20)
     try:

@@ -1,6 +1,7 @@
 """A small world around one request machine: real balancers, fake engines, and every message in the test's hands."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from shoal.balancers.config import DecodeConfig, EncodeConfig, PrefillConfig
@@ -14,7 +15,7 @@ from shoal.cluster.core.job import Embedding, Job
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.policy import RequestPolicy
 from shoal.cluster.core.prompt_scored import EmitScores
-from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, NoRoom, SamplingParams, TokenEvent
+from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, NoRoom, SamplingParams, TokensEvent
 
 GRAIN, KEEP = 8, 10
 POLICY = RequestPolicy(
@@ -44,7 +45,7 @@ class World:
     events: list[m.Event] = field(default_factory=list)
     held: set[tuple[GroupRef, str]] = field(default_factory=set)
     lives: dict[str, int] = field(default_factory=dict)
-    emitted: list[TokenEvent] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
     finishes: list[m.Finish] = field(default_factory=list)
     submits: list[m.Submit] = field(default_factory=list)
     effects: list[m.Effect] = field(default_factory=list)
@@ -73,9 +74,10 @@ class World:
         for effect in self.machine.on(event, self.now_us):
             self.effects.append(effect)
             match effect:
-                case m.Emit(events):
+                case m.Emit(tokens):
                     assert not self.finishes, "a token after the end"
-                    self.emitted += events
+                    assert (tokens.request_id, tokens.index) == ("r", len(self.emitted))
+                    self.emitted += tokens.token_ids
                 case m.Finish():
                     self.finishes.append(effect)
                 case m.WakeAt(at_us):
@@ -95,8 +97,7 @@ class World:
 
     def check(self) -> None:
         assert len(self.finishes) <= 1
-        assert [(e.index, e.token_id) for e in self.emitted] == [(i, token_at(i)) for i in range(len(self.emitted))]
-        assert all(e.request_id == "r" for e in self.emitted)
+        assert self.emitted == [token_at(i) for i in range(len(self.emitted))]
 
     def arrive(self, call: m.Effect) -> None:
         """A call reaches its peer, which acts and answers."""
@@ -140,17 +141,18 @@ class World:
         last = call.target or group
         length, count = len(request.token_ids), request.sampling.max_tokens
         self.held.add((group, request.request_id))
-        events = [TokenEvent(request.request_id, i, token_at(i)) for i in range(len(outputs), count)]
+        cuts = [len(outputs), *range(len(outputs) + 1, count, 2), count]  # the prompt's token, then two a step
+        events = [TokensEvent(request.request_id, a, tuple(map(token_at, range(a, b)))) for a, b in pairwise(cuts)]
         self.events += [
             m.Submitted(call.ask),
             m.PrefillStarted(n, group, request.hit_tokens),
             m.ChunkDone(n, group, length - request.hit_tokens, length),
-            m.Tokens(n, group, tuple(events[:1])),
+            m.Tokens(n, group, events[0]),
         ]
         if call.target is not None and len(events) > 1:
             self.events.append(m.Admitted(n, call.target, 100, 5))
         ended_at = last if len(events) > 1 else group
-        self.events += [m.Tokens(n, last, (event,)) for event in events[1:]]
+        self.events += [m.Tokens(n, last, event) for event in events[1:]]
         self.events.append(m.Ended(n, ended_at, FinishEvent(request.request_id, FinishReason.LENGTH, count)))
 
     def receive(self, event: m.Event) -> None:
@@ -173,9 +175,9 @@ class World:
     def poison(self, name: str) -> None:
         """Whatever an aborted sequence still says is wrong from now on: nobody may listen to it."""
         for i, event in enumerate(self.events):
-            if isinstance(event, m.Tokens) and event.events[0].request_id == name:
-                wrong = tuple(token._replace(token_id=-1) for token in event.events)
-                self.events[i] = replace(event, events=wrong)
+            if isinstance(event, m.Tokens) and event.tokens.request_id == name:
+                wrong = event.tokens._replace(token_ids=(-1,) * len(event.tokens.token_ids))
+                self.events[i] = replace(event, tokens=wrong)
 
     def may_be_lost(self, index: int) -> bool:
         """An answer to a call that overtook its own abort is not lost here: an engine lease covers that."""

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from shoal.engines.config import Role
 from shoal.engines.core.plan import Accepted, ChunkDone, LoadTarget, PromptDone, Reservation, StepKind
-from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, SamplingParams, TokenEvent, TokenState
+from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, SamplingParams, TokensEvent, TokenState
 
 from tests.engines.core.desk import Desk, config_of, next_token, request_of
 from tests.engines.core.memory_model import MemoryModel
@@ -192,9 +192,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for event in events:
             if isinstance(event, PromptDone):
                 self.handoffs.add(event.request_id)
-            elif isinstance(event, TokenEvent):
+            elif isinstance(event, TokensEvent):
                 sequence_len = self.requests[event.request_id].prompt_len + event.index
-                assert event.token_id == next_token(event.request_id, sequence_len)
+                for length, token_id in enumerate(event.token_ids, sequence_len):
+                    assert token_id == next_token(event.request_id, length)
             elif isinstance(event, ChunkDone):
                 request = self.requests[event.request_id]
                 assert not [s for s in request.images if s.start < event.cached < s.end]

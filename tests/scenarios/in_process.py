@@ -118,6 +118,7 @@ class Life:
     world: "World"
     group: GroupRef
     actor: Any = None
+    is_open: bool = False
     is_dead: bool = False
     pending: "set[Future[Any]]" = field(default_factory=set)
 
@@ -261,6 +262,7 @@ class World:
         life = self.lives[name] = Life(self, GroupRef(name, epoch))
         life.actor = self._actor(life)
         await life.actor.open()
+        life.is_open = True
         self._announce()
 
     def kill(self, name: str) -> None:
@@ -323,7 +325,7 @@ class World:
 
     def _announce(self) -> None:
         """Members that are open are ready."""
-        ready = [life for life in self.lives.values() if not life.is_dead and life.actor is not None]
+        ready = [life for life in self.lives.values() if life.is_open and not life.is_dead]
         members = tuple(Member(life.group, role_of(life.group), MemberState.READY) for life in ready)
         self.view = View(self.view.number + 1, members)
         self._changed.set()

@@ -4,7 +4,7 @@ from shoal.balancers.reports import GroupRef
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.following import FollowerMachine
 from shoal.cluster.core.state import State
-from shoal.engines.core.request import Branch, FinishEvent, FinishReason, TokenEvent
+from shoal.engines.core.request import Branch, FinishEvent, FinishReason, TokensEvent
 
 from tests.machines.request_world import POLICY, World, job, start, token_at
 
@@ -26,7 +26,7 @@ def forked():
 
 
 def tokens(first, end, attempt=1):
-    return m.Tokens(attempt, DECODE, tuple(TokenEvent(f"r/{attempt}", i, token_at(i)) for i in range(first, end)))
+    return m.Tokens(attempt, DECODE, TokensEvent(f"r/{attempt}", first, tuple(map(token_at, range(first, end)))))
 
 
 def test_a_forked_answer_asks_for_nothing_and_is_emitted():

@@ -24,8 +24,7 @@ def test_decode_group_lost_mid_answer():
     """The client sees one uninterrupted answer: the next attempt computes prompt + outputs at the other group."""
     world = start(images=0).run(until=m.Admitted)
     world.receive(world.events.pop(0))
-    for _ in range(2):
-        world.receive(world.events.pop(0))
+    world.receive(world.events.pop(0))  # two tokens, after the prompt's
     assert len(world.emitted) == 3
     world.lose("decode/0")
     world.run()

@@ -6,7 +6,7 @@ from shoal.engines.core.golden.outcome import NotYetError, differences
 from shoal.engines.core.golden.pipeline import advance_pipeline
 from shoal.engines.core.golden.settings import build_request, build_scheduler, status_of, status_of_end
 from shoal.engines.core.plan import Accepted, Ended, Event, Plan, StepKind, StepResult
-from shoal.engines.core.request import SamplingParams, TokenEvent
+from shoal.engines.core.request import SamplingParams, TokensEvent
 from shoal.engines.core.vote import decide
 
 DEFAULT_CONFIDENCE = 0.5  # the schema's constant for a draft whose confidence a scenario leaves out
@@ -188,8 +188,8 @@ def describe_processed(plan: Plan, events: tuple[Event, ...]) -> dict[str, Any]:
     """What processing did to each sequence of the plan."""
     pushed = dict.fromkeys((i.request_id for i in plan.items), 0)
     for event in events:
-        if isinstance(event, TokenEvent):
-            pushed[event.request_id] += 1
+        if isinstance(event, TokensEvent):
+            pushed[event.request_id] += len(event.token_ids)
     return {
         i.request_id: {
             "pushed": pushed[i.request_id],

@@ -7,7 +7,7 @@ import torch
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
 from shoal.engines.core.layout import blocks_needed
 from shoal.engines.core.plan import Accepted
-from shoal.engines.core.request import EngineRequest, FinishEvent, FinishReason, ImageSpan, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, FinishEvent, FinishReason, ImageSpan, SamplingParams, TokensEvent
 from shoal.engines.model.config import ModelConfig, VisionConfig
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.images import digest, grid_of
@@ -112,8 +112,8 @@ def _submit(engine: Engine, request_id: str, question: Question, loss: Loss | No
         engine.image_ready(request_id, span.digest, torch.zeros_like(rows) if loss is Loss.IMAGES else rows)
 
 
-def _note(outputs: dict[str, list[int]], event: TokenEvent | FinishEvent) -> None:
-    if isinstance(event, TokenEvent):
-        outputs[event.request_id].append(event.token_id)
+def _note(outputs: dict[str, list[int]], event: TokensEvent | FinishEvent) -> None:
+    if isinstance(event, TokensEvent):
+        outputs[event.request_id] += event.token_ids
     elif event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
         raise ValueError(f"question {event.request_id} ended with {event.reason}: {event.detail}")

@@ -6,7 +6,7 @@ from typing import Any
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.plan import Event, Plan, StepKind, StepResult
-from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokenEvent, TokenLogprobs
+from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokenLogprobs, TokensEvent
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.vote import decide
@@ -66,6 +66,7 @@ def drafting_result(plan: Plan, drafts: int, failed=()) -> StepResult:
         failed=failed,
         drafts=[drafts_of(i.request_id, n, drafts) for i, n in zip(plan.items, lengths, strict=True)],
         confidences=[[0.5] * drafts for _ in verified],
+        logprobs=[TokenLogprobs(-1.0 * v.sampled) for v in verified],
         accepted_logprobs=[[TokenLogprobs(-1.0 * t) for t in v.accepted] for v in verified],
     )
 
@@ -137,15 +138,21 @@ class Desk:
         return ledger.blocks.free_count, ledger.slots.free_count
 
     def tokens_of(self, request_id):
-        found = [e for e in self.events if isinstance(e, TokenEvent) and e.request_id == request_id]
-        indices = [e.index for e in found]
+        found = tokens_in(e for e in self.events if e.request_id == request_id)
+        indices = [index for index, _ in found]
         assert indices == list(range(indices[0], indices[0] + len(indices))) if indices else True, indices
-        return [e.token_id for e in found]
+        return [token_id for _, token_id in found]
 
     def ending_of(self, request_id):
         found = [e for e in self.events if isinstance(e, FinishEvent) and e.request_id == request_id]
         assert len(found) <= 1, found
         return found[0].reason if found else None
+
+
+def tokens_in(events):
+    """(index, id) of every output token among the events."""
+    told = (e for e in events if isinstance(e, TokensEvent))
+    return [(index, token_id) for e in told for index, token_id in enumerate(e.token_ids, e.index)]
 
 
 def batch(plan):

@@ -1,20 +1,33 @@
 """Drafts from the step that makes them to the step that verifies them: slots, pads, rates, counters, events."""
 
-import pytest
-from shoal.engines.config import Role
-from shoal.engines.core.plan import StepResult
-from shoal.engines.core.request import FinishReason, TokenEvent, TokenLogprobs, TokenState
+from itertools import accumulate
+from operator import mul
 
-from tests.engines.core.desk import Desk, batch, config_of, next_token, request_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.engines.config import Role
+from shoal.engines.core.drafts import accept_rates
+from shoal.engines.core.plan import StepResult
+from shoal.engines.core.request import FinishEvent, FinishReason, TokenLogprobs, TokensEvent, TokenState
+
+from tests.engines.core.desk import EOS, Desk, batch, config_of, next_token, request_of
+
+
+class All:
+    """A chooser that verifies every draft; that there is one makes the scheduler keep acceptance rates."""
+
+    def choose(self, sequences):
+        return [1 + len(one.drafts) for one in sequences]
 
 
 def slots(plan):
     return [(i.request_id, i.read_slot, i.write_slot) for i in plan.items]
 
 
-def started(*names, drafts=2, **rules):
+def started(*names, drafts=2, verify=None, **rules):
     """A desk whose prompts are computed; the next step is their first decode step."""
-    desk = Desk.open(drafts=drafts, all_interval=1, **rules)
+    desk = Desk.open(verify=verify, drafts=drafts, all_interval=1, **rules)
     for name in names:
         desk.scheduler.submit(request_of(name, 10, max_tokens=40), 0)
     desk.step()
@@ -39,7 +52,7 @@ def test_pads_are_verified_after_a_prompt_and_drafts_after_that():
 
 
 def test_drafts_made_with_a_prompt_are_verified_at_once():
-    desk = Desk.open(drafts=2)
+    desk = Desk.open(verify=All(), drafts=2)
     desk.scheduler.submit(request_of("a", 10), 0)
     desk.scheduler.commit(desk.plan(), StepResult([70], drafts=[[71, 72]], confidences=[[0.5, 0.5]]), 0)
     plan = desk.plan()
@@ -49,7 +62,7 @@ def test_drafts_made_with_a_prompt_are_verified_at_once():
 
 
 def test_rates_are_running_products_and_move_on():
-    desk = started("a")
+    desk = started("a", verify=All())
     sequence = desk.plans[0].items[0].sequence
     assert (sequence.accept_rates, sequence.prev_accept_rates) == ((), ())
     assert (sequence.schedule_count, sequence.process_count) == (1, 1)
@@ -62,6 +75,11 @@ def test_rates_are_running_products_and_move_on():
     desk.scheduler.commit(desk.plan(), StepResult([7], drafts=[[1, 2]]), 0)
     assert (sequence.accept_rates, sequence.prev_accept_rates) == ((), (0.25, 0.25))
     assert (sequence.schedule_count, sequence.process_count) == (4, 4)
+
+
+@given(st.lists(st.sampled_from([(), (0.0,) * 3, (1.0, 0.5, 0.1), (0.3, 0.7, 1e-9)]), max_size=6))
+def test_rates_are_the_products_that_a_loop_makes(confidences):
+    assert accept_rates(confidences) == [tuple(accumulate(row, mul)) for row in confidences]
 
 
 def test_the_lowest_slot_is_taken_and_comes_back_at_the_end():
@@ -135,11 +153,16 @@ def test_accepted_drafts_carry_their_logprobs():
     told = [[TokenLogprobs(-0.25), TokenLogprobs(-0.5)]]
     result = StepResult([7], accepted=[[5, 6]], accepted_logprobs=told, logprobs=[TokenLogprobs(-1.0)])
     events = desk.scheduler.commit(desk.plan(), result, 0)
-    assert [(e.token_id, e.logprobs.token) for e in events if isinstance(e, TokenEvent)] == [
-        (5, -0.25),
-        (6, -0.5),
-        (7, -1.0),
-    ]
+    told = tuple(map(TokenLogprobs, (-0.25, -0.5, -1.0)))
+    assert events == (TokensEvent("a", 1, (5, 6, 7), told),)
+
+
+def test_what_comes_behind_the_end_is_lost_with_its_logprobs():
+    desk = started("a")
+    told = [TokenLogprobs(-0.25), TokenLogprobs(-0.5)]
+    result = StepResult([7], accepted=[[EOS, 6]], accepted_logprobs=[told], logprobs=[TokenLogprobs(-1.0)])
+    events = desk.scheduler.commit(desk.plan(), result, 0)
+    assert events == (TokensEvent("a", 1, (EOS,), (told[0],)), FinishEvent("a", FinishReason.STOP, 2))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +172,11 @@ def test_accepted_drafts_carry_their_logprobs():
         ({"confidences": [[0.5] * 3]}, "3 confidences were made"),
         ({"drafts": [[1, 2], [3, 4]]}, "2 drafts for 1 planned items"),
         ({"accepted": [[5, 6]], "accepted_logprobs": [[TokenLogprobs(0.0)]]}, "1 accepted_logprobs for 2"),
+        (
+            {"accepted": [[5, 6]], "logprobs": [TokenLogprobs(0.0)]},
+            "0 accepted_logprobs for 2 accepted drafts and logp",
+        ),
+        ({"accepted": [[5]], "accepted_logprobs": [[TokenLogprobs(0.0)]]}, "1 accepted draft.* and no logprobs"),
     ],
 )
 def test_a_result_that_does_not_fit_changes_nothing(fields, message):

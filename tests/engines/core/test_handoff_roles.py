@@ -3,9 +3,9 @@
 import pytest
 from shoal.engines.config import Role, TruncationMode
 from shoal.engines.core.plan import Accepted, LoadTarget, PromptDone, Reservation, StepKind
-from shoal.engines.core.request import FinishReason, NoRoom, Rejected, TokenEvent, TokenState
+from shoal.engines.core.request import FinishReason, NoRoom, Rejected, TokenState
 
-from tests.engines.core.desk import EOS, Desk, batch, config_of, next_token, request_of
+from tests.engines.core.desk import EOS, Desk, batch, config_of, next_token, request_of, tokens_in
 
 
 def prompt_desk(**changes):
@@ -91,7 +91,7 @@ def test_a_received_prompt_decodes_to_its_end():
     assert batch(plan) == [("a", 30, 1)]
     assert plan.items[0].token_ids == (900,)
     desk.run_until_idle()
-    assert [e.index for e in desk.events if isinstance(e, TokenEvent)] == [1, 2, 3]
+    assert [index for index, _ in tokens_in(desk.events)] == [1, 2, 3]
     assert desk.ending_of("a") is FinishReason.LENGTH
     assert desk.free() == (63, 15)
 

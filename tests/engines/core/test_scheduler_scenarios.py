@@ -3,10 +3,10 @@
 import pytest
 from shoal.engines.config import Role
 from shoal.engines.core.plan import Accepted, ChunkDone, StepKind, StepResult
-from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, Rejected, SamplingParams, TokenEvent
+from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, Rejected, SamplingParams
 from shoal.engines.core.scheduler import StepScheduler
 
-from tests.engines.core.desk import EOS, Desk, batch, config_of, next_token, request_of
+from tests.engines.core.desk import EOS, Desk, batch, config_of, next_token, request_of, tokens_in
 
 
 def image(start, length):
@@ -274,8 +274,7 @@ def test_a_rerouted_request_counts_output_from_the_client_prompt():
     desk = Desk.open()
     desk.scheduler.submit(request_of("a", 24, outputs=4, max_tokens=6), 0)
     desk.run_until_idle()
-    tokens = [e for e in desk.events if isinstance(e, TokenEvent)]
-    assert [e.index for e in tokens] == [4, 5]
+    assert [index for index, _ in tokens_in(desk.events)] == [4, 5]
     assert desk.events[-1] == FinishEvent("a", FinishReason.LENGTH, 6)
 
 
@@ -388,5 +387,5 @@ def test_accepted_drafts_are_pushed_in_order_and_blocks_are_taken_ahead():
     plan = desk.plan()
     assert (batch(plan), list(plan.items[0].block_table)) == ([("a", 15, 4)], [1, 2])
     events = desk.scheduler.commit(plan, StepResult([509], accepted=[[504, 505, 506]]), 0)
-    assert [e.token_id for e in events if isinstance(e, TokenEvent)] == [504, 505]
+    assert tokens_in(events) == [(4, 504), (5, 505)]
     assert events[-1] == FinishEvent("a", FinishReason.LENGTH, 6)

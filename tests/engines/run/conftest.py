@@ -1,6 +1,7 @@
 """Models of the engine suites: the toy, and a narrow one whose small window puts many anchors into short prompts."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,18 @@ def narrow(narrow_drafting: Model) -> Model:
 
 
 @pytest.fixture(scope="session")
-def narrow_drafting() -> Model:
+def narrow_drafting(narrow_of: Callable[[Numerics], Model]) -> Model:
     """The narrow model with its drafter, which guesses at random."""
+    return narrow_of(Numerics.of(Mode.N1))
+
+
+@pytest.fixture(scope="session")
+def narrow_of() -> Callable[[Numerics], Model]:
+    """The narrow model in any arithmetic."""
     tokenizer = toy_tokenizer()
     config = toy_config(tokenizer)
     text = dataclasses.replace(config.text, sliding_window=16, index_topk=8, candidate_topk_blocks=4)
     config = dataclasses.replace(config, text=text)
     tensors = quantised(config, random_weights(config, tokenizer))
-    return Model.build(config, Numerics.of(Mode.N1), tensors, EngramHash.build(config, class_map(tokenizer)))
+    engram = EngramHash.build(config, class_map(tokenizer))
+    return lambda numerics: Model.build(config, numerics, tensors, engram)

@@ -8,7 +8,7 @@ import torch
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
 from shoal.engines.core.grammar.matcher import Grammar
 from shoal.engines.core.plan import Accepted, LoadTarget, Reservation
-from shoal.engines.core.request import EngineRequest, FinishEvent, ImageSpan, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, FinishEvent, ImageSpan, SamplingParams, TokensEvent
 from shoal.engines.model.decoder import Model
 from shoal.engines.run.bound import WholeSequence
 from shoal.engines.run.engine import Engine
@@ -37,10 +37,10 @@ class Rank:
         output = self.engine.step(now_us=len(self.outputs))
         self.engine.check()
         for event in output.events:
-            if isinstance(event, TokenEvent):
+            if isinstance(event, TokensEvent):
                 produced = self.tokens.setdefault(event.request_id, [])
                 assert event.index == len(produced) + self.first_index(event.request_id), "a token repeated or lost"
-                produced.append(event.token_id)
+                produced += event.token_ids
             else:
                 assert event.request_id not in self.finished, "a request ended twice"
                 self.finished[event.request_id] = event

@@ -8,7 +8,7 @@ import torch
 from shoal.engines.config import CacheConfig, EngineConfig, Role
 from shoal.engines.core.layout import CacheShape, block_layout, draft_pool_bytes, slot_layout
 from shoal.engines.core.plan import StepKind
-from shoal.engines.core.request import EngineRequest, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, SamplingParams, TokensEvent
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.model.drafter import DraftBlock, DraftChoice
@@ -78,8 +78,8 @@ def outputs(params: list[SamplingParams], guesses: Tensor, drafts: int, events: 
         verdict = StepKind.PREFILL if scheduler.ballot(0).has_result else StepKind.DECODE
         plan = scheduler.plan(verdict, now_us=0)
         for event in scheduler.commit(plan, runner.run(plan), now_us=0):
-            if isinstance(event, TokenEvent):
-                found[int(event.request_id)].append(event.token_id)
+            if isinstance(event, TokensEvent):
+                found[int(event.request_id)] += event.token_ids
                 if events is not None:
                     events.append(event)
     return [tuple(one) for one in found]
@@ -158,16 +158,17 @@ def test_a_fresh_row_is_what_the_sampler_draws() -> None:
 
 
 def test_every_accepted_token_has_its_logprobs() -> None:
-    events: list[TokenEvent] = []
+    events: list[TokensEvent] = []
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=2)
     outputs([params], CHAIN, 5, events)
     table = torch.log_softmax(CHAIN.double(), -1)
     last = 1
+    assert max(len(event.token_ids) for event in events) > 1
     for event in events:
-        assert event.logprobs is not None
-        assert event.logprobs.token == pytest.approx(float(table[last, event.token_id]))
-        assert event.logprobs.top[0][0] == event.token_id
-        last = event.token_id
+        for token_id, told in zip(event.token_ids, event.logprobs, strict=True):
+            assert told.token == pytest.approx(float(table[last, token_id]))
+            assert told.top[0][0] == token_id
+            last = token_id
 
 
 def test_nothing_is_output_behind_a_stop_token() -> None:

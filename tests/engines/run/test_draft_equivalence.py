@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_world import Rank, World
 from shoal.engines.config import EngineConfig, Role
-from shoal.engines.core.request import EngineRequest, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, SamplingParams, TokensEvent
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.drafter import DraftBlock, DraftChoice
 from shoal.engines.run.bound import WholeSequence
@@ -111,17 +111,17 @@ def test_logprobs_of_accepted_and_sampled_tokens(world: World, teller: Foretelle
     world.submit(rank, request)
     rank.run()
     assert steps_of(rank)[1] > 0, "no draft was accepted: the scenario does not test what it says"
-    events = [e for output in rank.outputs for e in output.events if isinstance(e, TokenEvent)]
-    outputs = [e.token_id for e in events]
+    events = [e for output in rank.outputs for e in output.events if isinstance(e, TokensEvent)]
+    outputs = [token for e in events for token in e.token_ids]
+    reported = [one for e in events for one in e.logprobs]
     text = whole_text(request, (*request.token_ids, *outputs[:-1]), world.images, world.truncation)
     logits = WholeSequence(world.model).logits_of(text, len(outputs))
     logits = Penalties(1).apply(logits, [request] * len(outputs), lambda row: tuple(outputs[:row]))
     rows = [sampling] * len(outputs)
     table = final_logprobs(finite(logits)[0], rows, torch.tensor([temperature == 0.0] * len(outputs)))
-    for row, event in zip(table, events, strict=True):
-        assert event.logprobs is not None
-        assert event.logprobs.token == pytest.approx(float(row[event.token_id]), abs=1e-6)
-        told = [value for _, value in event.logprobs.top]
+    for row, token, one in zip(table, outputs, reported, strict=True):
+        assert one.token == pytest.approx(float(row[token]), abs=1e-6)
+        told = [value for _, value in one.top]
         assert told == pytest.approx(torch.topk(row, 3).values.clamp_min(-9999.0).tolist(), abs=1e-6)
 
 

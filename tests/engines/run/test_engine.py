@@ -15,7 +15,7 @@ from shoal.engines.core.request import (
     NoRoom,
     Rejected,
     SamplingParams,
-    TokenEvent,
+    TokensEvent,
 )
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.run.engine import Engine
@@ -96,7 +96,7 @@ class Bench:
 
     def tokens(self, name: str) -> list[int]:
         events = (e for o in self.outputs for e in o.events)
-        return [e.token_id for e in events if isinstance(e, TokenEvent) and e.request_id == name]
+        return [t for e in events if isinstance(e, TokensEvent) and e.request_id == name for t in e.token_ids]
 
     def endings(self, name: str) -> list[FinishReason]:
         events = (e for o in self.outputs for e in o.events)

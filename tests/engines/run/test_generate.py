@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from shoal.engines.config import Truncation
-from shoal.engines.core.request import EngineRequest, FinishEvent, FinishReason, SamplingParams, TokenEvent
+from shoal.engines.core.request import EngineRequest, FinishEvent, FinishReason, SamplingParams, TokensEvent
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.images import preprocess
 from shoal.engines.run.bound import WholeSequence
@@ -29,9 +29,9 @@ def test_generate_gives_the_plain_loops_tokens(toy: Model, toy_dir: Path, temper
 
 def test_generate_reports_logprobs(toy_dir: Path) -> None:
     first = next(iter(generate(toy_dir, PROMPT, SamplingParams(temperature=0.0, max_tokens=1, logprobs=2))))
-    assert isinstance(first, TokenEvent)
-    assert first.logprobs is not None
-    assert first.logprobs.top[0] == (first.token_id, first.logprobs.token)
+    assert isinstance(first, TokensEvent)
+    [told], [token_id] = first.logprobs, first.token_ids
+    assert told.top[0] == (token_id, told.token)
 
 
 def test_generate_refuses_an_empty_prompt(toy_dir: Path) -> None:
