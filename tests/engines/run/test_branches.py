@@ -82,6 +82,32 @@ def test_answers_of_one_token_end_where_the_prompt_is_computed(world: World) -> 
     assert is_empty(source)
 
 
+@pytest.mark.parametrize("role", [Role.PROMPT, Role.NORMAL])
+def test_the_first_answer_ends_with_its_first_token(world: World, role: Role) -> None:
+    """Where the prompt is decoded the others adopt what it leaves; a PROMPT engine has nowhere to send them."""
+    probe = world.rank(Role.NORMAL)
+    request = branching(world, 43)
+    world.submit(probe, request)
+    probe.run()
+    firsts = [probe.tokens[name][0] for name in NAMES]
+    request = replace(request, sampling=replace(SAMPLED, stop_token_ids=(firsts[0],)))
+    rank = world.rank(role)
+    world.submit(rank, request)
+    rank.run()
+    ended = {name for name, first in zip(NAMES, firsts, strict=True) if first == firsts[0]}
+    assert ended != set(NAMES), "all answers begin alike: the scenario does not test what it says"
+    refused = {b.request.request_id for o in rank.outputs for b in o.branched if b.refusal}
+    if role is Role.PROMPT:
+        assert (set(rank.finished), refused) == (ended, set(NAMES) - ended)
+    else:
+        assert (set(rank.finished), refused) == (set(NAMES), set())
+        for name in set(NAMES) - ended:
+            free = probe.tokens[name]
+            cut = free.index(firsts[0]) + 1 if firsts[0] in free else len(free)
+            assert rank.tokens[name] == free[:cut]
+    assert is_empty(rank)
+
+
 def test_a_branch_without_room_says_so_and_takes_nothing(world: World) -> None:
     cache = CacheConfig(block_tokens=16, blocks_count=64, slots_count=3)  # one is nobody's, one the prompt's
     source, target = world.rank(Role.PROMPT), world.rank(Role.COMPLETION, cache=cache)
