@@ -214,6 +214,7 @@ def _engine(role: Role, section: Prefill | Decode | Normal, manifest: Manifest, 
         cache=CacheConfig(block_tokens, blocks, slots if section.slots == "auto" else section.slots),
         drafts=drafts,
         verify=VerifyMode.FULL if isinstance(section, Prefill) else VerifyMode(section.verify),
+        waiting_max=0 if isinstance(section, Decode) else manifest.balancers.queue_max,
         determinism=Determinism(manifest.determinism),
     )
 

@@ -71,7 +71,7 @@ class EngineConfig:
     `drafts` are made for each sequence in each decode step, 0 = none, and verified as `verify` says; a PROMPT engine
     makes none, it keeps the drafter's window entries for the engine that does.
     A prefill step has at most `step_tokens_max` rows, and fewer where they would take longer than `step_time_us`
-    (or STEP_TIME_OFF, STEP_TIME_AUTO).
+    (or STEP_TIME_OFF, STEP_TIME_AUTO). `waiting_max` prompts may wait, one more is rejected; 0 = no bound.
     """
 
     role: Role
@@ -85,4 +85,5 @@ class EngineConfig:
     cache: CacheConfig = CacheConfig()
     drafts: int = 0
     verify: VerifyMode = VerifyMode.FULL
+    waiting_max: int = 0
     determinism: Determinism = Determinism.BATCH_INVARIANT

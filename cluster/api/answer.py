@@ -9,7 +9,7 @@ from shoal.cluster.api.errors import EngineError
 from shoal.cluster.api.jobs import TokenBatch
 from shoal.cluster.api.splitting import Piece, Splitter
 from shoal.cluster.api.streaming import Detokeniser, StopMatcher
-from shoal.engines.core.request import FinishReason, TokenLogprobs
+from shoal.engines.core.request import FinishReason, PromptScore, TokenLogprobs
 from shoal.engines.grammar.token_bytes import TokenBytes
 
 _FINISH_NAMES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -39,7 +39,7 @@ class Answer:
 
     __slots__ = (
         "_detokeniser", "_matcher", "_min_tokens", "_pending", "_splitter", "_tokens", "_wants_logprobs",
-        "cached_tokens", "completion_tokens", "finish_reason",
+        "cached_tokens", "completion_tokens", "finish_reason", "prompt_scores",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class Answer:
         self.completion_tokens = 0
         self.cached_tokens: int | None = None
         self.finish_reason: str | None = None
+        self.prompt_scores: tuple[PromptScore, ...] = ()
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -75,6 +76,7 @@ class Answer:
         assert not self.is_complete, "tokens after the end of an answer"
         if batch.cached_tokens is not None:
             self.cached_tokens = batch.cached_tokens
+        self.prompt_scores = batch.prompt_scores or self.prompt_scores
         delta = Delta()
         if self._matcher is None:
             self._take(batch.token_ids, batch.logprobs, delta)

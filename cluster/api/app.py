@@ -16,6 +16,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from shoal.cluster.api.chat import ChatDesk, ChatResponse, read_body, read_envelope
 from shoal.cluster.api.codec import ChatCodec
+from shoal.cluster.api.completions import CompletionDialect
+from shoal.cluster.api.dialect import ChatDialect
 from shoal.cluster.api.errors import ApiError, BadRequestError, UnauthorisedError, UnavailableError
 from shoal.cluster.api.jobs import ChatService
 from shoal.cluster.api.metrics import ApiMetrics
@@ -52,13 +54,19 @@ def create_app(service: ChatService, codec: ChatCodec, settings: ApiSettings) ->
 
 
 def _add_chat(app: FastAPI, desk: ChatDesk) -> None:
-    started = int(time.time())
+    started, chat, text = int(time.time()), ChatDialect(), CompletionDialect()
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request) -> Response:
         check_key(request, desk.settings)
         envelope = read_envelope(request, desk.settings, request.scope["shoal.request_id"])
-        return ChatResponse(desk, await read_body(request, desk.settings), envelope)
+        return ChatResponse(desk, chat, await read_body(request, desk.settings), envelope)
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(request: Request) -> Response:
+        check_key(request, desk.settings)
+        envelope = read_envelope(request, desk.settings, request.scope["shoal.request_id"])
+        return ChatResponse(desk, text, await read_body(request, desk.settings), envelope)
 
     @app.get("/v1/models", response_model=None)
     async def models(request: Request) -> Response:

@@ -1,7 +1,6 @@
-"""`/v1/chat/completions`: from a raw request to a streamed or whole answer, with every wait bounded."""
+"""From a raw request to a streamed or whole answer, with every wait bounded; a dialect reads it and shapes choices."""
 
 import asyncio
-import hashlib
 import logging
 import re
 import secrets
@@ -15,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.cluster.api import events
-from shoal.cluster.api.answer import Answer
-from shoal.cluster.api.body import SEED_MAX, ChatBody, parse_body
+from shoal.cluster.api.answer import Answer, Delta
+from shoal.cluster.api.body import SEED_MAX, SamplingBody
 from shoal.cluster.api.codec import ChatCodec, Prompt
+from shoal.cluster.api.dialect import Dialect, Shape
+from shoal.cluster.api.dialect import Request as Asked
 from shoal.cluster.api.errors import (
     ApiError,
     BadRequestError,
@@ -49,11 +50,15 @@ SSE_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What surrounds a body: when it came, by when it must be answered (Unix seconds), what the client calls it."""
+    """What surrounds a body: when it came, by when it must be answered (Unix seconds), what the client calls it.
+
+    `is_urgent`: the client said by when.
+    """
 
     arrival_s: float
     deadline_s: float
     client_request_id: str
+    is_urgent: bool = False
 
 
 class ChatDesk:
@@ -74,18 +79,19 @@ class ChatDesk:
         self._pool = pool
         self._places = threading.Semaphore(settings.prepare_queue_max)
 
-    async def prepare(self, raw: bytes) -> tuple[ChatBody, Prompt]:
+    async def prepare(self, dialect: Dialect, raw: bytes) -> tuple[Asked, Prompt]:
         """Parse, check and tokenise; what takes long goes to a thread, so that streams go on. Raises ApiError."""
         if len(raw) <= self.settings.inline_body_bytes and not any(name in raw for name in SLOW_FIELDS):
-            return self._prepare(raw)
+            return self._prepare(dialect, raw)
         if not self._places.acquire(blocking=False):
             raise FullError(1.0, "too many large requests are being prepared; retry later")
-        work = self._pool.submit(self._prepare, raw)
+        work = self._pool.submit(self._prepare, dialect, raw)
         work.add_done_callback(lambda _: self._places.release())  # also when the client left and nobody waits
         return await asyncio.wrap_future(work)
 
-    def _prepare(self, raw: bytes) -> tuple[ChatBody, Prompt]:
-        body = parse_body(raw, self.settings)
+    def _prepare(self, dialect: Dialect, raw: bytes) -> tuple[Asked, Prompt]:
+        asked = dialect.read(raw, self._codec, self.settings)
+        body = asked.body
         if body.model not in self.service.models:
             served = ", ".join(self.service.models)
             raise NotFoundError(
@@ -93,14 +99,18 @@ class ChatDesk:
                 param="model",
                 code="model_not_found",
             )
-        return body, self._codec.encode(body, self.settings)
+        return asked, asked.encode()
 
-    def run(self, body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: str) -> Run:
+    def run(self, body: SamplingBody, prompt: Prompt, envelope: Envelope, response_id: str) -> Run:
         """One job and one answer for each choice."""
         jobs = make_jobs(body, prompt, envelope, response_id)
         answers = [
             Answer(
-                self._codec.tokens, self._codec.decoder(prompt), body.stops, bool(body.logprobs), body.min_tokens or 0
+                self._codec.tokens,
+                self._codec.decoder(prompt),
+                body.stops,
+                body.alternatives is not None,
+                body.min_tokens or 0,
             )
             for _ in jobs
         ]
@@ -111,15 +121,20 @@ class ChatDesk:
         return Run(self.service, jobs, answers, self.metrics, wait_s)
 
 
-def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: str) -> list[ChatJob]:
-    """The jobs of a request: choice 0 has the client's seed (or a random one), the others seeds derived from it."""
+def make_jobs(body: SamplingBody, prompt: Prompt, envelope: Envelope, response_id: str) -> list[ChatJob]:
+    """The jobs of a request: choice i has the client's seed (or a random one) plus i, as vLLM has it.
+
+    So choice i is what a request of its own with seed + i gets.
+    """
     n = body.n or 1
     seed = secrets.randbelow(SEED_MAX) if body.seed is None else body.seed
+    seeds = [(seed + choice) & SEED_MAX for choice in range(n)]
+    names = [f"{response_id}-{choice}" for choice in range(n)]
     return [
         ChatJob(
-            request_id=f"{response_id}-{choice}",
+            request_id=names[choice],
             token_ids=prompt.token_ids,
-            sampling=_sampling(body, prompt.tokens_max, _choice_seed(seed, choice)),
+            sampling=_sampling(body, prompt.tokens_max, seeds[choice]),
             spans=prompt.spans,
             canvases=prompt.canvases,
             stop=body.stops,
@@ -131,20 +146,18 @@ def make_jobs(body: ChatBody, prompt: Prompt, envelope: Envelope, response_id: s
             client_request_id=envelope.client_request_id,
             choice=choice,
             n=n,
+            leader=names[0] if choice else "",
+            followers=() if choice else tuple(zip(names[1:], seeds[1:], strict=True)),
             grammar=prompt.grammar,
+            user=body.user or "",
+            is_urgent=envelope.is_urgent,
+            prompt_logprobs=body.prompt_alternatives,
         )
         for choice in range(n)
     ]
 
 
-def _choice_seed(seed: int, choice: int) -> int:
-    if choice == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & SEED_MAX
-
-
-def _sampling(body: ChatBody, tokens_max: int, seed: int) -> SamplingParams:
+def _sampling(body: SamplingBody, tokens_max: int, seed: int) -> SamplingParams:
     """What the client asked for, literally: greedy stays greedy in thinking mode too. Engines know their EOS."""
     return SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -155,7 +168,7 @@ def _sampling(body: ChatBody, tokens_max: int, seed: int) -> SamplingParams:
         max_tokens=tokens_max,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=body.alternatives,
         min_tokens=body.min_tokens or 0,
         logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
         presence_penalty=body.presence_penalty or 0.0,
@@ -194,14 +207,15 @@ def read_envelope(request: Request, settings: ApiSettings, client_request_id: st
             name = "x-deadline-ms"
             raise BadRequestError(f"{name} = {wish[:40]!r} must be whole milliseconds from 1", param=name)
         limit = min(limit, int(wish) / 1000)
-    return Envelope(arrival, arrival + limit, client_request_id)
+    return Envelope(arrival, arrival + limit, client_request_id, is_urgent=wish is not None)
 
 
 class ChatResponse(Response):
     """The answer to one request, computed while it is sent; leaving early for any reason aborts its sequences."""
 
-    def __init__(self, desk: ChatDesk, raw: bytes, envelope: Envelope) -> None:
+    def __init__(self, desk: ChatDesk, dialect: Dialect, raw: bytes, envelope: Envelope) -> None:
         super().__init__()
+        self._dialect = dialect
         self._desk = desk
         self._raw = raw
         self._envelope = envelope
@@ -217,38 +231,40 @@ class ChatResponse(Response):
         envelope, desk = self._envelope, self._desk
         try:
             async with asyncio.timeout(envelope.deadline_s + SEND_GRACE_S - time.time()):
-                body, prompt = await desk.prepare(self._raw)
+                asked, prompt = await desk.prepare(self._dialect, self._raw)
+                body, shape = asked.body, asked.shape(prompt)
                 if time.time() > envelope.deadline_s:
                     raise DeadlineExceededError("the request's deadline passed before it could start")
                 head = events.Head(
-                    id=f"chatcmpl-{uuid.uuid4().hex}",
+                    id=f"{self._dialect.id_prefix}{uuid.uuid4().hex}",
                     model=body.model,
                     created=int(envelope.arrival_s),
                     is_stream=bool(body.stream),
                     with_usage=body.stream_options is not None and body.stream_options.include_usage,
+                    kinds=self._dialect.kinds,
                 )
                 async with desk.run(body, prompt, envelope, head.id) as run:
                     if body.stream:
-                        await self._stream(run, head, len(prompt.token_ids), send)
+                        await self._stream(run, head, shape, len(prompt.token_ids), send)
                         return
-                    whole = await self._whole(run, head, len(prompt.token_ids), bool(body.logprobs))
+                    whole = await self._whole(run, head, shape, len(prompt.token_ids))
                 await Response(whole, media_type="application/json")(scope, _never, send)
         except TimeoutError as error:
             raise DeadlineExceededError("the request's deadline passed") from error
 
-    async def _whole(self, run: Run, head: events.Head, prompt_tokens: int, wants_logprobs: bool) -> bytes:
-        messages = [events.Message() for _ in run.answers]
+    async def _whole(self, run: Run, head: events.Head, shape: Shape, prompt_tokens: int) -> bytes:
+        deltas: list[list[Delta]] = [[] for _ in run.answers]
         async with aclosing(run.updates()) as updates:
             async for update in updates:
                 for index, delta in update:
-                    messages[index].add(delta)
-        choices = [
-            message.choice(index, run.answers[index].finish_reason, wants_logprobs)
-            for index, message in enumerate(messages)
-        ]
-        return events.to_json(head.wrap(choices, events.usage_of(prompt_tokens, run.answers)))
+                    deltas[index].append(delta)
+        for answer in run.answers[1:]:  # one prompt, scored once
+            answer.prompt_scores = run.answers[0].prompt_scores
+        choices = [shape.whole(index, deltas[index], answer) for index, answer in enumerate(run.answers)]
+        response = head.wrap(choices, events.usage_of(prompt_tokens, run.answers))
+        return events.to_json(response | shape.around(run.answers))
 
-    async def _stream(self, run: Run, head: events.Head, prompt_tokens: int, send: Send) -> None:
+    async def _stream(self, run: Run, head: events.Head, shape: Shape, prompt_tokens: int, send: Send) -> None:
         """Send events as they come. Until the first one a refusal still gets its own status; later it is an event."""
         is_open = False
         try:
@@ -258,7 +274,7 @@ class ChatResponse(Response):
                         headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
                         await send({"type": "http.response.start", "status": 200, "headers": headers})
                         is_open, run.wait_s = True, self._desk.settings.keepalive_s
-                    text = self._events(update, head) if update else events.KEEPALIVE
+                    text = self._events(update, head, shape) if update else events.KEEPALIVE
                     await send({"type": "http.response.body", "body": text, "more_body": True})
             last = b""
             if head.with_usage:
@@ -275,14 +291,14 @@ class ChatResponse(Response):
             last = events.event(EngineError("internal error; the server's log has it under the request id").body())
         await send({"type": "http.response.body", "body": last + events.DONE, "more_body": False})
 
-    def _events(self, updates: list[Update], head: events.Head) -> bytes:
-        """One event for each update; the first of a choice is preceded by its role."""
+    def _events(self, updates: list[Update], head: events.Head, shape: Shape) -> bytes:
+        """One event for each update; the first of a choice is preceded by its opening."""
         parts = []
         for index, delta in updates:
             if index not in self._seen:
                 self._seen.add(index)
-                parts.append(events.event(head.wrap([events.role_choice(index)])))
-            parts.append(events.event(head.wrap([events.chunk_choice(index, delta)])))
+                parts.append(events.event(head.wrap([shape.opening(index)])))
+            parts.append(events.event(head.wrap([shape.chunk(index, delta)])))
         return b"".join(parts)
 
 

@@ -39,14 +39,15 @@ _ALIAS = "shoal"  # the one model name conversion sees; served names are checked
 class Prompt:
     """A rendered request: token ids with image spans expanded, what the spans show, and how to parse the answer.
 
-    `tokens_max` is the output limit, resolved: prompt plus output fit the context. `grammar` rules the answer.
+    `tokens_max` is the output limit, resolved: prompt plus output fit the context. A text to continue is no
+    `conversation`. `grammar` rules the answer.
     """
 
     token_ids: tuple[int, ...]
     spans: tuple[ImageSpan, ...]
     canvases: tuple[Canvas, ...]
     tokens_max: int
-    conversation: ConversationRequest
+    conversation: ConversationRequest | None = None
     grammar: GrammarSpec | None = None
 
 
@@ -71,7 +72,9 @@ class ChatCodec:
             ConversionOptions().with_model_alias(_ALIAS, ModelVersion.DeepseekV41Flash).with_special_tokens(special)
         )
         encoding = DeepseekV41Encoding().with_special_tokens(special)
-        self._encoding = encoding.with_tokenizer(Tokenizer.from_str(tokenizer_json))
+        self._bos_token_id = spellings[wanted["Bos"]]
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._encoding = encoding.with_tokenizer(self._tokenizer)
 
     @classmethod
     def from_file(cls, path: Path, preprocessor: ImagePreprocessor | None = None) -> "ChatCodec":
@@ -101,8 +104,15 @@ class ChatCodec:
         canvases = tuple(images[i].canvas for i in order)
         return Prompt(tuple(expanded), spans, canvases, tokens_max, conversation, grammar)
 
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text to continue, behind BOS as vLLM has it; spellings of special tokens are those tokens."""
+        ids: list[int] = self._tokenizer.encode(text)
+        return tuple(ids) if ids[:1] == [self._bos_token_id] else (self._bos_token_id, *ids)
+
     def decoder(self, prompt: Prompt) -> tuple[Detokeniser, Splitter]:
         """Fresh state to decode one answer to this prompt."""
+        if prompt.conversation is None:
+            return Detokeniser(self.tokens), PlainSplitter()
         options = prompt.conversation.parsing_options
         if options.thinking_initial_stage is None and not options.parse_tool_calls:
             return Detokeniser(self.tokens), PlainSplitter()

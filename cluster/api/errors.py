@@ -7,9 +7,10 @@ ApiError                      has status, type, code and param
 ├── TooLargeError             413, body over the byte limit
 ├── SlowBodyError             408, the body did not arrive in time
 └── ServiceError              what a ChatService raises
-    ├── FullError             429, every queue is full; retry after
+    ├── BusyError             not now; retry after
+    │   ├── FullError         429, every queue is full
+    │   └── UnavailableError  503, no group can serve now
     ├── PromptTooLongError    400, prompt over the context
-    ├── UnavailableError      503, no group can serve now
     ├── DeadlineExceededError 504, the request's deadline cannot be or was not met
     └── EngineError           500, the computation failed
 """
@@ -83,7 +84,19 @@ class ServiceError(ApiError):
     """What a `ChatService` raises from its iterator."""
 
 
-class FullError(ServiceError):
+class BusyError(ServiceError):
+    """Not now: `retry_after_s` is when to try again, 0 if nobody knows."""
+
+    def __init__(self, retry_after_s: float, message: str) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> dict[str, str]:
+        """`Retry-After` in whole seconds, at least 1, if it is known."""
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))} if self.retry_after_s > 0 else {}
+
+
+class FullError(BusyError):
     """Every queue that could take the request is full; `retry_after_s` is when to try again."""
 
     status = 429
@@ -91,12 +104,7 @@ class FullError(ServiceError):
     code = "server_overloaded"
 
     def __init__(self, retry_after_s: float, message: str = "every queue is full; retry later") -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-    def headers(self) -> dict[str, str]:
-        """`Retry-After` in whole seconds, at least 1."""
-        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        super().__init__(max(1.0, retry_after_s), message)
 
 
 class PromptTooLongError(ServiceError):
@@ -106,16 +114,19 @@ class PromptTooLongError(ServiceError):
     type = "invalid_request_error"
     code = "context_length_exceeded"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, param="messages")
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message, param=param)
 
 
-class UnavailableError(ServiceError):
+class UnavailableError(BusyError):
     """Nothing can serve the request now, and it is not a matter of load."""
 
     status = 503
     type = "server_error"
     code = "service_unavailable"
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(retry_after_s, message)
 
 
 class DeadlineExceededError(ServiceError):

@@ -1,4 +1,4 @@
-"""The JSON a client reads: chat completion objects, stream events and usage."""
+"""The JSON a client reads: response objects, stream events and usage; the choices of a chat completion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,20 +24,20 @@ def event(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every object of one response repeats; `created` is Unix time in seconds."""
+    """What every object of one response repeats; `created` is Unix time in seconds, `kinds` name whole and chunk."""
 
     id: str
     model: str
     created: int
     is_stream: bool
     with_usage: bool
+    kinds: tuple[str, str] = ("chat.completion", "chat.completion.chunk")
 
     def wrap(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         """The response object or chunk around its choices."""
-        kind = "chat.completion.chunk" if self.is_stream else "chat.completion"
         body: dict[str, Any] = {
             "id": self.id,
-            "object": kind,
+            "object": self.kinds[self.is_stream],
             "created": self.created,
             "model": self.model,
             "choices": choices,

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from shoal.engines.core.grammar.spec import GrammarSpec
-from shoal.engines.core.request import FinishReason, ImageSpan, SamplingParams, TokenLogprobs
+from shoal.engines.core.request import FinishReason, ImageSpan, PromptScore, SamplingParams, TokenLogprobs
 
 Canvas = npt.NDArray[np.uint8]
 
@@ -27,10 +27,15 @@ class ChatJob:
     `token_ids` is the rendered prompt with every image expanded to its placeholder span; `spans[i]` describes the
     image whose preprocessed pixels are `canvases[i]`, uint8 [height, width, 3], already fitted and padded to the
     ViT grid. `sampling.max_tokens` is resolved and fits the context. `stop` strings are matched by the HTTP side,
-    which closes the iterator on a match; they are given for information. `priority`: smaller is sooner.
-    `arrival_us` and `deadline_us` are Unix time in microseconds; every job has a deadline. `request_id` is unique;
-    `client_request_id` is what the client sent as x-request-id, for logs only.
-    `cache_salt` separates prefix caches of tenants; empty is the shared one. `grammar` rules the answer.
+    which closes the iterator on a match; they are given for information. `priority`: smaller is sooner. Requests of one
+    `user` share that user's turns in a queue. `arrival_us` and `deadline_us` are Unix time in microseconds; every job
+    has a deadline, and `is_urgent` says that the client named it, so that queues serve by it. `request_id` is unique;
+    `client_request_id` is what the client sent as x-request-id, for logs only. `cache_salt` separates prefix caches of
+    tenants; empty is the shared one. `grammar` rules the answer.
+
+    `followers`: (request id, seed) of the other choices, in the job of the first one, which is submitted first and is
+    their `leader`: they begin from the prompt that is computed for it, where that can be. `prompt_logprobs`: score each
+    prompt token, with so many alternatives (None: no scores); scores come with the leader's batches alone.
     """
 
     request_id: str
@@ -48,6 +53,11 @@ class ChatJob:
     choice: int = 0
     n: int = 1
     grammar: GrammarSpec | None = None
+    user: str = ""
+    is_urgent: bool = False
+    leader: str = ""
+    followers: tuple[tuple[str, int], ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,8 @@ class TokenBatch:
     `logprobs` has one entry a token when the job asked for them, else it is empty. `cached_tokens` is the number
     of prompt tokens nobody had to compute for this request (0 on a cold P/D prompt); None until it is known, and
     known at the latest in the batch that finishes. The iterator ends after a batch with a `finish_reason`. A stop
-    token (EOS) that ended the sequence is the last token id of that batch: it is counted, never shown.
+    token (EOS) that ended the sequence is the last token id of that batch: it is counted, never shown. `prompt_scores`
+    are of all prompt tokens but the first, in one batch, where the job asked for them.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -65,6 +76,7 @@ class TokenBatch:
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None
     detail: str = ""
+    prompt_scores: tuple[PromptScore, ...] = ()
 
 
 class ChatService(Protocol):

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 
 from shoal.balancers.reports import Choice, GroupRef
 from shoal.cluster.core.asks import Undo
-from shoal.cluster.core.messages import Abort, Effect, Embedding, Job, Reserve, Submit
+from shoal.cluster.core.job import Embedding, Job
+from shoal.cluster.core.messages import Abort, Effect, Reserve, Submit
 from shoal.cluster.core.names import engine_id
 from shoal.engines.core.request import EngineRequest
 
@@ -88,6 +89,11 @@ def submit(
         checkpoints=checkpoint_ends,
         arrival_us=job.arrival_us,
         grammar=job.grammar,
+        priority=-job.priority,  # an engine's greater one goes first
+        deadline_us=job.deadline_us if job.is_urgent else 0,
+        user=job.user,
+        prompt_logprobs=job.prompt_logprobs,
+        branches=() if output_ids else job.branches,  # they begin with the prompt's end alone
     )
     target = attempt.decode.group if attempt.decode else None
     return Submit(ask, attempt.prefill.group, attempt.number, request, attempt.ticket, embeddings, target)

@@ -1,7 +1,7 @@
 """Images of one request: which are encoded, which are still needed, how often each has failed."""
 
 from shoal.balancers.reports import EncodeNeed
-from shoal.cluster.core.messages import Embedding, Job
+from shoal.cluster.core.job import Embedding, Job
 from shoal.cluster.core.names import image_id
 
 

@@ -8,40 +8,37 @@ next attempt computes prompt + outputs under a new number.
 from shoal.balancers.config import NO_GROUP, ROOM
 from shoal.balancers.reports import Choice, DecodeNeed, Full, GroupRef, PrefillNeed
 from shoal.cluster.core import messages as m
-from shoal.cluster.core.asks import Ask, Asks, Undo
+from shoal.cluster.core.asks import Ask
 from shoal.cluster.core.attempt import Attempt, checkpoints, effective_hit, reserve, submit
 from shoal.cluster.core.encoding import Encoding
+from shoal.cluster.core.job import Job
 from shoal.cluster.core.output import Output
-from shoal.cluster.core.patience import Patience
 from shoal.cluster.core.policy import RequestPolicy
-from shoal.cluster.core.refusals import RETRY_AFTER_LEAST_US, failure, may_wait
+from shoal.cluster.core.prompt_scored import EmitScores, PromptScored, ScoreBoard
+from shoal.cluster.core.record import Record
+from shoal.cluster.core.refusals import RETRY_AFTER_LEAST_US, failure, may_wait, rejection
 from shoal.cluster.core.state import AT_ENGINE, State
-from shoal.cluster.core.timeline import Mark, RequestTimeline
-from shoal.engines.core.request import FinishEvent, FinishReason, TokensEvent
+from shoal.engines.core.request import FinishEvent, FinishReason, Rejected, TokensEvent
 
 
-class RequestMachine:
+class RequestMachine(Record):
     """One request. `on` takes one event and returns what to do; it never raises for late, repeated or lost events."""
 
-    def __init__(self, job: m.Job, policy: RequestPolicy) -> None:
+    def __init__(self, job: Job, policy: RequestPolicy) -> None:
+        super().__init__(job, policy)
         self._job, self._policy = job, policy
         self._state = State.NEW
         self._output = Output(job.request_id, job.sampling, job.end_token_ids)
         self._images = Encoding(job)
-        self._patience = Patience(policy)
-        self._asks = Asks()
-        self._attempt = Attempt(0, job.request_id)
         self._failures = 0
-        self._store_is_on = policy.keep > 0
+        self._was_full = False
+        self._store_is_on = policy.keep > 0 and job.prompt_logprobs is None
+        self._scores = ScoreBoard(len(job.token_ids), job.prompt_logprobs is not None)
         self._excluded: set[str] = set()  # names of groups that failed this request
         self._crowded: set[str] = set()  # names of COMPLETION groups without room, until the next pause
         self._finish: FinishEvent | None = None  # the engine's end, while tokens before it are missing
         self._ended_at: GroupRef | None = None  # where that end was
         self._cached_tokens: int | None = None
-        self._wake_us = 0
-        self._marks: list[Mark] = []
-        self._effects: list[m.Effect] = []
-        self._now_us = 0
 
     @property
     def state(self) -> State:
@@ -57,10 +54,6 @@ class RequestMachine:
     def cached_tokens(self) -> int | None:
         """Prompt tokens that nobody computed for this request; None until an engine has begun."""
         return self._cached_tokens
-
-    def timeline(self) -> RequestTimeline:
-        """What has happened so far."""
-        return RequestTimeline(self._job.request_id, len(self._job.token_ids), tuple(self._marks))
 
     def on(self, event: m.Event, now_us: int) -> tuple[m.Effect, ...]:
         """Take one event; returns the effects to perform, in order."""
@@ -93,6 +86,8 @@ class RequestMachine:
                 self._on_group_lost(group)
             case m.Tick() | m.Saved():
                 self._wake_us = 0
+            case m.Forked() | m.NotForked() | m.LeaderGone():
+                pass  # a follower's
             case m.CallFailed(number, reason, is_lost):
                 if ask := self._asks.drop(number):
                     self._on_call_failed(ask, reason, is_lost)
@@ -138,8 +133,17 @@ class RequestMachine:
             case m.Submitted():
                 self._mark("accepted", group=ask.group_name)
             case m.SubmitRejected(_, rejected):
-                self._fail(m.Failure(400, "request_rejected", rejected.reason))
+                self._on_rejected(ask, rejected)
         return None
+
+    def _on_rejected(self, ask: Ask, rejected: Rejected) -> None:
+        if why := rejection(rejected, ask.group_name, self._was_full):
+            return self._fail(why)
+        self._was_full = True
+        self._excluded.add(ask.group_name)
+        self._mark("queue full", group=ask.group_name)
+        self._give_up_attempt("queue full")
+        return self._start_attempt()
 
     def _on_call_failed(self, ask: Ask, reason: str, is_lost: bool = False) -> None:
         self._mark("call failed", call=ask.kind, reason=reason)
@@ -171,6 +175,10 @@ class RequestMachine:
                     self._mark("admitted", group=group.name, bytes=handoff_bytes, handoff_us=handoff_us)
             case m.Tokens(_, _, tokens):
                 self._on_tokens(tokens)
+            case PromptScored(_, _, first, scores):
+                if ready := self._scores.take(first, scores):
+                    self._effects.append(EmitScores(ready))
+                    self._finish_if_complete()
             case m.Ended(_, group, finish):
                 self._on_ended(group, finish)
             case m.HandoffFailed(_, group, reason):
@@ -213,20 +221,16 @@ class RequestMachine:
     def _length(self) -> int:
         return len(self._job.token_ids) + len(self._output)
 
-    def _ask(self, kind: str, limit_us: int, undo: Undo | None, image_index: int = -1) -> int:
-        """Number of a new call; what it makes a peer hold is undone when the attempt is given up."""
-        group = undo.group if isinstance(undo, m.Abort) else None
-        ask = Ask(self._asks.next_number(), kind, self._now_us + limit_us, group, image_index)
-        self._asks.open(ask, undo)
-        if undo is not None:
-            self._attempt.undos.append(undo)
-        return ask.number
-
     def _start_attempt(self) -> None:
         """A new number, a new match: more of the prefix may be stored by now."""
         if (reason := self._output.ending()) is not None:  # all was computed, only the engine's word for it was lost
+            if not self._scores.is_complete:
+                message = "scores of the prompt were lost with their engine"
+                return self._fail(m.Failure(503, "engines_failed", message, None, RETRY_AFTER_LEAST_US))
             finish = FinishEvent(self._job.request_id, reason, len(self._output))
             return self._end("finished", finish, None)
+        if len(self._output) and self._job.branches:
+            self._effects.append(m.ReleaseFollowers())
         self._attempt = Attempt(self._attempt.number + 1, self._job.request_id)
         limit = len(self._job.token_ids) - self._policy.keep
         if not self._store_is_on or limit < self._policy.grain_tokens:
@@ -374,13 +378,9 @@ class RequestMachine:
             self._reroute(reason)
         return None
 
-    def _set_wake(self) -> None:
-        if (wake_us := self._patience.next_us(*self._asks.due_us())) and wake_us != self._wake_us:
-            self._wake_us = wake_us
-            self._effects.append(m.WakeAt(wake_us))
-
     def _finish_if_complete(self) -> None:
-        if (finish := self._finish) and len(self._output) >= finish.output_tokens:
+        is_told = (finish := self._finish) and len(self._output) >= finish.output_tokens
+        if finish and is_told and self._scores.is_complete:
             final = FinishEvent(self._job.request_id, finish.reason, len(self._output), finish.detail)
             self._end("finished", final, None)
 
@@ -395,6 +395,5 @@ class RequestMachine:
         reason = finish.reason if finish else why.code if why else "client"
         self._mark("ended", how=what, reason=str(reason), output_tokens=len(self._output))
         self._effects.append(m.Finish(finish, why, self._cached_tokens or 0))
-
-    def _mark(self, what: str, **detail: int | float | str) -> None:
-        self._marks.append(Mark(self._now_us, what, self._attempt.number, tuple(detail.items())))
+        if self._job.branches:
+            self._effects.append(m.ReleaseFollowers())

@@ -9,47 +9,16 @@ Sequences are named `<request id>/<attempt>` in engines (`names.engine_id`): one
 from dataclasses import dataclass
 
 from shoal.balancers.reports import Choice, DecodeNeed, EncodeNeed, Full, GroupRef, PrefillNeed
-from shoal.engines.core.grammar.spec import GrammarSpec
+from shoal.cluster.core.job import Embedding
+from shoal.cluster.core.prompt_scored import EmitScores, PromptScored
 from shoal.engines.core.request import (
     EngineRequest,
     FinishEvent,
     ImageSpan,
     NoRoom,
     Rejected,
-    SamplingParams,
     TokensEvent,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One request as the API hands it over: tokens with image placeholders expanded, images digested.
-
-    `token_ids` is the client's prompt; `end_token_ids` end an answer (sampling.stop_token_ids end it too).
-    `patches[i]` is the ViT patch count of images[i]. `deadline_us` is absolute on the shell's clock.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    images: tuple[ImageSpan, ...] = ()
-    patches: tuple[int, ...] = ()
-    end_token_ids: tuple[int, ...] = ()
-    traffic_class: str = "default"
-    arrival_us: int = 0
-    deadline_us: int = 0
-    grammar: GrammarSpec | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """Where one encoded image can be read; `rows` is opaque here (an object reference or shared memory name)."""
-
-    image_index: int
-    digest: bytes
-    group: GroupRef
-    rows: object
-
 
 # ---------------------------------------------------------------- events in
 
@@ -230,6 +199,28 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Forked:
+    """The engine has begun this answer from the prompt that it computed for another one, and owns the sequence."""
+
+    attempt: int
+    group: GroupRef
+
+
+@dataclass(frozen=True, slots=True)
+class NotForked:
+    """The engine that has the other answer's prompt could not begin this one there."""
+
+    attempt: int
+    group: GroupRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderGone:
+    """Nobody will begin this answer from another one's prompt any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupLost:
     """Membership declares one life of a group over."""
 
@@ -249,7 +240,7 @@ class Tick:
 Event = (
     Begin | Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed
     | PrefillStarted | ChunkDone | Known | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended
-    | Saved | GroupLost | ClientGone | Tick
+    | Saved | GroupLost | ClientGone | Tick | Forked | NotForked | LeaderGone | PromptScored
 )  # fmt: skip
 
 # ---------------------------------------------------------------- effects out
@@ -383,6 +374,11 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseFollowers:
+    """Tell the machines of the job's branches LeaderGone; those that have begun do not mind."""
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send Tick at `at_us` unless a later WakeAt of this request replaces it."""
 
@@ -391,10 +387,11 @@ class WakeAt:
 
 Effect = (
     Match | ChooseEncoder | Encode | ChoosePrefill | ChooseDecode | ReleaseChoice | Reserve | Submit | Abort
-    | Emit | Finish | WakeAt
+    | Emit | Finish | WakeAt | ReleaseFollowers | EmitScores
 )  # fmt: skip
 
 Answer = Matched | Chosen | Encoded | Reserved | ReserveRefused | Submitted | SubmitRejected | CallFailed
 EngineEvent = (
     PrefillStarted | ChunkDone | Known | FetchFailed | EmbeddingLost | Admitted | HandoffFailed | Tokens | Ended
+    | PromptScored
 )  # fmt: skip

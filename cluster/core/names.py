@@ -1,5 +1,7 @@
 """Names of a request's attempts at engines, encoders, balancers and in tickets."""
 
+FIRST_ATTEMPT = 1  # the number of the attempt that an engine may begin by itself, from another answer's prompt
+
 
 def engine_id(request_id: str, attempt: int) -> str:
     """Name of one attempt's sequence in engines, tickets and balancer reservations."""

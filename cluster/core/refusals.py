@@ -1,8 +1,9 @@
 """What a balancer's refusal means to a client, and when it is a reason to wait instead."""
 
-from shoal.balancers.config import DEADLINE, NO_GROUP, ROOM, TOO_LONG
+from shoal.balancers.config import DEADLINE, NO_GROUP, QUEUE, ROOM, TOO_LONG
 from shoal.balancers.reports import Full
 from shoal.cluster.core.messages import Failure
+from shoal.engines.core.request import Rejected
 
 RETRY_AFTER_LEAST_US = 1_000_000  # Retry-After counts whole seconds
 
@@ -21,3 +22,12 @@ def failure(full: Full) -> Failure:
         return Failure(400, TOO_LONG, full.reason, "max_tokens")
     status = 503 if full.code in (NO_GROUP, DEADLINE) else 429
     return Failure(status, full.code, full.reason, None, max(full.retry_after_us, RETRY_AFTER_LEAST_US))
+
+
+def rejection(rejected: Rejected, group_name: str, was_full: bool) -> Failure | None:
+    """An engine's rejection as an API error; None for a full queue, once: the balancer's news of it may be old."""
+    if not rejected.is_full:
+        return Failure(400, "request_rejected", rejected.reason)
+    if not was_full:
+        return None
+    return failure(Full(QUEUE, f"{group_name}: {rejected.reason}", RETRY_AFTER_LEAST_US))

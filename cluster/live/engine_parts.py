@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from shoal.balancers.reports import GroupRef
@@ -228,6 +228,9 @@ class EngineParts:
                 self.source.blocks_ready(chunk.request_id, chunk.first_block, chunk.blocks)
             for prompt in output.prompts:
                 self.source.prompt_ready(prompt.request_id, prompt)
+        for branched in output.branched:
+            if not self.sequences.post_branched(branched, self._prefix):
+                self.steps.post(methodcaller("abort", branched.request_id))
         ended = self.sequences.post_step(output)
         for sequence in ended:
             if self.source is not None:
@@ -281,7 +284,7 @@ class EngineParts:
             then(Rejected(sequence, grammar))
             return
         if (origin := self.sequences.origin(sequence)) is not None:  # its first step may complete a grain
-            self.sequences.begin(sequence, self._prefix(_at(state), origin), state.cached)
+            self.sequences.begin(sequence, self._prefix(state.request, origin), state.cached)
         await self.steps.call(lambda engine: engine.admit(reservation, state, now_us(), grammar), then)
 
     def _on_admitted(self, ticket: Ticket, state: TokenState, handoff_us: int) -> None:
@@ -361,8 +364,3 @@ class EngineParts:
         saves = {"grains_dropped": saver.dropped if saver else 0, "saves_failed": saver.failed if saver else 0}
         experts = self._balance.counters() if self._balance else {}
         return {**grammars, **self._drafts.counts(), **saves, **experts}
-
-
-def _at(state: TokenState) -> EngineRequest:
-    """The request as far as its computed tokens go, for chain keys."""
-    return replace(state.request, token_ids=state.token_ids[: state.cached])

@@ -100,6 +100,8 @@ class EntrypointService:
         self._runs[job.request_id] = run
         try:
             run.feed(m.Begin())
+            if job.leader and not self._is_open(job.leader):
+                run.feed(m.LeaderGone())
             while True:
                 batch = await run.batches.get()
                 if isinstance(batch, m.Failure):
@@ -112,6 +114,16 @@ class EntrypointService:
             run.close()
             self._keep(job, run.timeline())
             self.tasks.spawn(self._forget_later(job, run))
+
+    def release_followers(self, leader: ChatJob) -> None:
+        """Those that still wait for the leader's prompt are computed by themselves; soon, for a machine is at work."""
+        for name, _ in leader.followers:
+            if (run := self._runs.get(name)) is not None:
+                asyncio.get_running_loop().call_soon(run.feed, m.LeaderGone())
+
+    def _is_open(self, request_id: str) -> bool:
+        run = self._runs.get(request_id)
+        return run is not None and not run.is_over
 
     def timeline(self, request_id: str) -> RequestTimeline | None:
         """What happened to a recent request of this replica, by our id or by the client's own."""
@@ -180,7 +192,7 @@ def service_error(failure: m.Failure) -> ServiceError:
         case 429:
             return FullError(failure.retry_after_us / 1e6, failure.message)
         case 503:
-            return UnavailableError(failure.message)
+            return UnavailableError(failure.message, failure.retry_after_us / 1e6)
         case 504:
             return DeadlineExceededError(failure.message)
         case 400:

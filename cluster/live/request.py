@@ -10,13 +10,17 @@ from shoal.balancers.reports import GroupRef
 from shoal.cluster.api.jobs import ChatJob, TokenBatch
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.entrypoint import RequestMachine
+from shoal.cluster.core.following import FollowerMachine
 from shoal.cluster.core.handoff import Refused
-from shoal.cluster.core.names import split_engine_id
+from shoal.cluster.core.job import Embedding, Job
+from shoal.cluster.core.names import FIRST_ATTEMPT, engine_id, split_engine_id
+from shoal.cluster.core.prompt_scored import EmitScores
+from shoal.cluster.core.state import State
 from shoal.cluster.core.timeline import RequestTimeline
 from shoal.cluster.live.clock import now_us
 from shoal.cluster.live.names import DECODE_BALANCER, ENCODE_BALANCER, INDEX, PREFILL_BALANCER
 from shoal.cluster.live.submission import ImageRef, Origin, Submission, TicketOffer
-from shoal.engines.core.request import NoRoom, Rejected, TokensEvent
+from shoal.engines.core.request import Branch, NoRoom, Rejected, TokensEvent
 from shoal.kvstore.core.chain import chain_keys
 
 if TYPE_CHECKING:
@@ -35,7 +39,8 @@ class RequestRun:
         self._service = service
         self._chat = job
         self._canvases = {span.digest: canvas for span, canvas in zip(job.spans, job.canvases, strict=True)}
-        self._machine = RequestMachine(_job(job, eos_token_id), service.spec.policy)
+        kind = FollowerMachine if job.leader else RequestMachine
+        self._machine = kind(_job(job, eos_token_id), service.spec.policy)
         self._wake: asyncio.TimerHandle | None = None
         self._pending: list[TokensEvent] = []
         self._finish: m.Finish | None = None
@@ -79,6 +84,11 @@ class RequestRun:
         if self._wake is not None:
             self._wake.cancel()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the machine has ended."""
+        return self._machine.state is State.ENDED
+
     def timeline(self) -> RequestTimeline:
         """What has happened so far."""
         return self._machine.timeline()
@@ -89,6 +99,8 @@ class RequestRun:
         match effect:
             case m.Emit(tokens):
                 self._pending.append(tokens)
+            case EmitScores(scores):
+                self.batches.put_nowait(TokenBatch(prompt_scores=scores))
             case m.Finish():
                 self._finish = effect
                 self.flush()
@@ -113,6 +125,8 @@ class RequestRun:
                 self._call(ask, self._submit(effect))
             case m.Abort(group, sequence, reason):
                 self._tell(self._service.directory.handle(group), "abort", sequence, reason)
+            case m.ReleaseFollowers():
+                self._service.release_followers(self._chat)
             case m.ReleaseChoice(balancer, reservation):
                 self._tell(self._service.directory.only(BALANCERS[balancer]), "release", reservation)
 
@@ -167,7 +181,7 @@ class RequestRun:
         # Not on the loop: while the object store is full, `put` waits until something has been spilled.
         canvas = await asyncio.to_thread(self._service.put, self._canvases[span.digest])
         [rows] = await handle.encode.remote(effect.sequence, span.digest, _patches(span.length), canvas)
-        return m.Encoded(effect.ask, m.Embedding(effect.image_index, span.digest, effect.group, rows))
+        return m.Encoded(effect.ask, Embedding(effect.image_index, span.digest, effect.group, rows))
 
     async def _reserve(self, effect: m.Reserve) -> m.Event:
         handle = self._member(effect.group)
@@ -215,8 +229,8 @@ def _patches(span_tokens: int) -> int:
     return span_tokens * PATCHES_PER_TOKEN
 
 
-def _job(chat: ChatJob, eos_token_id: int) -> m.Job:
-    return m.Job(
+def _job(chat: ChatJob, eos_token_id: int) -> Job:
+    return Job(
         request_id=chat.request_id,
         token_ids=chat.token_ids,
         sampling=chat.sampling,
@@ -227,4 +241,9 @@ def _job(chat: ChatJob, eos_token_id: int) -> m.Job:
         arrival_us=chat.arrival_us,
         deadline_us=chat.deadline_us or 0,
         grammar=chat.grammar,
+        priority=chat.priority,
+        user=chat.user,
+        prompt_logprobs=chat.prompt_logprobs,
+        is_urgent=chat.is_urgent,
+        branches=tuple(Branch(engine_id(name, FIRST_ATTEMPT), seed) for name, seed in chat.followers),
     )

@@ -1,14 +1,18 @@
 """The sequences an engine works for: whose they are, their keys, and the letters their events become."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from shoal.balancers.reports import GroupRef
-from shoal.cluster.core.messages import ChunkDone, Ended, Tokens
+from shoal.cluster.core.messages import ChunkDone, Ended, Forked, NotForked, Tokens
+from shoal.cluster.core.names import split_engine_id
+from shoal.cluster.core.prompt_scored import PromptScored
 from shoal.cluster.live.outbox import Outbox
 from shoal.cluster.live.prefix import Prefix
 from shoal.cluster.live.saver import ToSave
 from shoal.cluster.live.submission import Origin
-from shoal.engines.core.request import FinishEvent, TokensEvent
+from shoal.engines.core.plan import Branched
+from shoal.engines.core.request import EngineRequest, FinishEvent, TokensEvent
 from shoal.engines.run.output import StepOutput
 
 
@@ -91,6 +95,10 @@ class Sequences:
                 done = ChunkDone(known.origin.attempt, self._group, chunk.cached - known.cached, chunk.cached)
                 known.cached = chunk.cached
                 self._outbox.post(known.origin.entrypoint, (known.origin.request_id, done))
+        for part in output.prompt_scores:
+            if (known := self._known.get(part.request_id)) is not None:
+                scored = PromptScored(known.origin.attempt, self._group, part.first, part.scores)
+                self._outbox.post(known.origin.entrypoint, (known.origin.request_id, scored))
         for event in output.events:
             if isinstance(event, TokensEvent):
                 self.post_tokens(event)
@@ -101,6 +109,23 @@ class Sequences:
                 self._outbox.post(known.origin.entrypoint, (known.origin.request_id, letter))
                 ended.append(event.request_id)
         return ended
+
+    def post_branched(self, branched: Branched, prefix_of: Callable[[EngineRequest, Origin], Prefix | None]) -> bool:
+        """A letter to whom a branch belongs, its parent's entrypoint; False when the parent has ended here."""
+        request = branched.request
+        if (parent := self.origin(branched.parent_id)) is None:
+            return False
+        request_id, attempt = split_engine_id(request.request_id)
+        origin = replace(parent, request_id=request_id, attempt=attempt)
+        if branched.refusal:
+            letter: Forked | NotForked = NotForked(attempt, self._group, branched.refusal)
+        else:
+            letter = Forked(attempt, self._group)
+            computed = replace(request, token_ids=request.token_ids[:-1])
+            self.expect(request.request_id, origin)
+            self.begin(request.request_id, prefix_of(computed, origin), len(computed.token_ids))
+        self._outbox.post(origin.entrypoint, (request_id, letter))
+        return True
 
     def post_tokens(self, tokens: TokensEvent) -> None:
         """One letter with output tokens."""

@@ -17,37 +17,44 @@ def fork(
     ledger: Ledger, parent_id: str, request_id: str, sampling: SamplingParams, prompt_len: int | None
 ) -> Accepted | NoRoom | Rejected:
     """Branch a sequence under an id of its own; NoRoom and Rejected change nothing."""
+    parent = ledger.sequences.get(parent_id)
+    if parent is None:
+        return Rejected(request_id, f"{parent_id!r} has nothing computed here to branch from")
+    return branch(ledger, parent, _branch_request(parent, request_id, sampling, prompt_len))
+
+
+def branch(ledger: Ledger, parent: Sequence, request: EngineRequest) -> Accepted | NoRoom | Rejected:
+    """As `fork`, for a request that begins with all tokens the parent has computed, and may go on otherwise."""
+    parent_id, request_id, sampling = parent.request_id, request.request_id, request.sampling
     if request_id in ledger.sequences or request_id in ledger.reservations:
         return Rejected(request_id, f"request_id {request_id!r} is in use")
-    parent = ledger.sequences.get(parent_id)
-    if parent is None or not parent.cached or not parent.block_table or parent.phase is Phase.LOADING:
+    if not parent.cached or not parent.block_table or parent.phase is Phase.LOADING:
         return Rejected(request_id, f"{parent_id!r} has nothing computed here to branch from")
     if parent.open_steps:
         return Rejected(request_id, f"a step of {parent_id!r} is open and changes its slot: branch after its commit")
     if parent.is_sharing or any(clone.branch is parent for clone in ledger.clones):
         return Rejected(request_id, f"{parent_id!r} waits for copies of its own: branch after its first step")
-    request = _branch_request(parent, request_id, sampling, prompt_len)
     length = len(request.token_ids)
     if length > ledger.config.max_model_len or length - request.prompt_len >= sampling.max_tokens:
         limits = f"max_model_len = {ledger.config.max_model_len} and max_tokens = {sampling.max_tokens}"
         return Rejected(request_id, f"{parent_id!r} has {length} tokens, which leaves nothing to produce of {limits}")
-    branch = Sequence(request, is_waiting_for_images=parent.is_waiting_for_images)
-    branch.cached = min(parent.cached, length - 1)
-    is_complete = branch.cached == length - 1
+    sequence = Sequence(request, is_waiting_for_images=parent.is_waiting_for_images)
+    sequence.cached = min(parent.cached, length - 1)
+    is_complete = sequence.cached == length - 1
     is_final = parent.is_finished or parent.phase is Phase.HANDOFF
-    _share(ledger, parent, branch)
+    _share(ledger, parent, sequence)
     if not (is_final and is_complete):
-        short = _shortage(ledger, branch)
+        short = _shortage(ledger, sequence)
         if short is not None:
-            ledger.give_back(branch)
+            ledger.give_back(sequence)
             return short
-        settle(ledger, branch)
+        settle(ledger, sequence)
     if is_complete:
-        branch.phase = Phase.ARRIVED
-        ledger.arrived.append(branch)
+        sequence.phase = Phase.ARRIVED
+        ledger.arrived.append(sequence)
     else:
-        ledger.waiting.appendleft(branch)
-    ledger.add(branch)
+        ledger.waiting.appendleft(sequence)
+    ledger.add(sequence)
     return Accepted(request_id)
 
 
@@ -100,6 +107,7 @@ def _branch_request(
         sampling=sampling,
         hit_tokens=0,
         checkpoints=(),
+        branches=(),
     )
 
 

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 from shoal.engines.config import Role
 from shoal.engines.core.request import (
+    BranchToken,
+    EngineRequest,
     FinishEvent,
     FinishReason,
     ImageSpan,
+    PromptScores,
     SamplingParams,
     TokenLogprobs,
     TokensEvent,
@@ -180,6 +183,8 @@ class StepResult:
 
     `failed` maps request ids to what went wrong with that request alone; it ends with FinishReason.ERROR and pushes
     no token. `times` of a decode step, if they were taken: lengths of verification are chosen by them.
+    `branched`: first tokens of the branches of each prompt that this step completed. `prompt_scores`: of the rows of
+    prompts that ask for them.
     """
 
     sampled: Seq[int]
@@ -190,6 +195,8 @@ class StepResult:
     confidences: Seq[Seq[float]] = ()
     accepted_logprobs: Seq[Seq[TokenLogprobs]] = ()
     times: StepTimes | None = None
+    branched: tuple[tuple[str, tuple[BranchToken, ...]], ...] = ()
+    prompt_scores: tuple[PromptScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +217,22 @@ class PromptDone:
     first_token: int
 
 
-Event = TokensEvent | FinishEvent | ChunkDone | PromptDone
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """What became of a branch of `parent_id`: it has begun here, its first token comes next; or `refusal` says why it
+    must be computed by itself. `request` is the branch's own."""
+
+    parent_id: str
+    request: EngineRequest
+    refusal: str = ""
+
+    @property
+    def request_id(self) -> str:
+        """The branch's name."""
+        return self.request.request_id
+
+
+Event = TokensEvent | FinishEvent | ChunkDone | PromptDone | Branched
 
 
 @dataclass(frozen=True, slots=True)

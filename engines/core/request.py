@@ -57,6 +57,14 @@ class ImageSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Another answer to a prompt: a sequence of its own, `request_id`, that differs in nothing but the seed."""
+
+    request_id: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to compute.
 
@@ -69,6 +77,10 @@ class EngineRequest:
 
     What it asks of the queue: `priority`, greater goes first; `deadline_us`, 0 = none, earlier goes first among
     equals, and a prompt that is not begun by then ends with an error; `user`, whose requests share by tokens.
+
+    `branches` begin when its prompt is computed, here or where it is handed off to, and share the prompt's blocks.
+    `prompt_logprobs`: score each token of the prompt with so many alternatives (None: do not). Then every layer
+    computes every position: nothing is truncated, and there is no hit.
     """
 
     request_id: str
@@ -83,6 +95,8 @@ class EngineRequest:
     priority: int = 0
     deadline_us: int = 0
     user: str = ""
+    branches: tuple[Branch, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 class FinishReason(StrEnum):
@@ -104,6 +118,24 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptScore(NamedTuple):
+    """What the model thinks of one prompt token after those before it: log-probability, rank among all tokens (from 1)
+    and the likeliest tokens with theirs, of its own distribution: without temperature, filters or penalties."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Scores of consecutive prompt tokens from position `first`; position 0 has none. May come again, in any order."""
+
+    request_id: str
+    first: int
+    scores: tuple[PromptScore, ...]
+
+
 class TokensEvent(NamedTuple):
     """The output tokens, at least one, that one step gave a sequence. `logprobs`: one a token, or empty.
 
@@ -114,6 +146,16 @@ class TokensEvent(NamedTuple):
     index: int  # type: ignore[assignment]  # tuple.index, which nobody wants of an event
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BranchToken:
+    """The first token of a branch, drawn with its seed where the prompt was computed."""
+
+    request_id: str
+    seed: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +170,14 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request an engine will never be able to serve, with the rule it breaks and the remedy."""
+    """A request an engine will never be able to serve, with the rule it breaks and the remedy.
+
+    `is_full`: that is its queue, so another engine may serve it, and this one later.
+    """
 
     request_id: str
     reason: str
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +193,13 @@ class NoRoom:
 class TokenState:
     """What travels with a hand-off besides bytes (P to D): everything else follows from these.
 
-    `token_ids` = prompt + outputs so far, the last one sampled but not yet computed; cached == len - 1.
+    `token_ids` = prompt + outputs so far, the last one sampled but not yet computed; cached == len - 1. `branches`
+    of the prompt that have not ended with their first tokens begin where this is admitted.
     """
 
     request: EngineRequest
     token_ids: tuple[int, ...]
+    branches: tuple[BranchToken, ...] = ()
 
     @property
     def cached(self) -> int:

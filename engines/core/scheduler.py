@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 
 from shoal.engines.config import STEP_TIME_OFF, EngineConfig, Role
 from shoal.engines.core.admission import Receiving, Swapping
+from shoal.engines.core.branching import begin_branches
 from shoal.engines.core.commit import collect, commit_step
 from shoal.engines.core.decode import plan_decode
 from shoal.engines.core.drafts import VerifyChooser
@@ -25,7 +26,7 @@ from shoal.engines.core.queueing import expire
 from shoal.engines.core.request import EngineRequest, FinishReason, NoRoom, Rejected, SamplingParams, TokenState
 from shoal.engines.core.rules import SchedulingRules, check_settings
 from shoal.engines.core.sequence import Phase, Sequence
-from shoal.engines.core.submit import objection
+from shoal.engines.core.submit import crowd, objection
 from shoal.engines.core.vote import Point, point_of
 from shoal.engines.core.zos_fixup import fix_up
 
@@ -82,6 +83,8 @@ class StepScheduler:
         reason = objection(self._ledger, sequence)
         if reason:
             return Rejected(request.request_id, reason)
+        if reason := crowd(self._ledger):
+            return Rejected(request.request_id, reason, is_full=True)
         self._ledger.enter(sequence)
         return Accepted(request.request_id)
 
@@ -156,6 +159,10 @@ class StepScheduler:
     def admit(self, reservation: Reservation, state: TokenState, now_us: int) -> Accepted | Rejected:
         """COMPLETION: the reserved memory is written; decode from `state`. Rejected if no longer reserved."""
         return self._receiving.admit(reservation, state)
+
+    def begin_branches(self, state: TokenState) -> tuple[Event, ...]:
+        """COMPLETION: begin the branches of a prompt that was just admitted; nothing may be planned in between."""
+        return tuple(begin_branches(self._ledger, state.request.request_id, state.branches, self.eos_token_id))
 
     def cancel(self, reservation: Reservation) -> bool:
         """COMPLETION: give reserved memory back. False if it was admitted or cancelled before."""
@@ -243,6 +250,8 @@ class StepScheduler:
         done = commit_step(self._ledger, plan, result, self.eos_token_id)
         if self._verify is not None and result.times is not None:
             self._verify.feed(result.times)
+        for parent_id, firsts in result.branched:
+            done += begin_branches(self._ledger, parent_id, firsts, self.eos_token_id)
         events = [*self._collect(plan), *done]
         del self._open[0]
         for later in self._open:

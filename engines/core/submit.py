@@ -12,15 +12,15 @@ def objection(ledger: Ledger, sequence: Sequence) -> str:
     if request.request_id in ledger.sequences or request.request_id in ledger.reservations:
         return f"request_id {request.request_id!r} is in use: a request has one sequence in an engine at a time"
     return (
-        _queue_full(ledger)
-        or _bad_tokens(request)
+        _bad_tokens(request)
         or _bad_images(request)
         or _bad_hit(ledger, request)
         or (ledger.refusal(len(request.token_ids), sequence) if ledger.rules.refuse_at_submit else "")
     )
 
 
-def _queue_full(ledger: Ledger) -> str:
+def crowd(ledger: Ledger) -> str:
+    """Why no request is accepted now, whatever it asks for; "" if the queue has room."""
     most = ledger.rules.waiting_max
     if not most or len(ledger.waiting) < most:
         return ""
@@ -59,6 +59,8 @@ def _bad_hit(ledger: Ledger, request: EngineRequest) -> str:
     hit, block_tokens = request.hit_tokens, ledger.config.cache.block_tokens
     if not hit:
         return ""
+    if request.prompt_logprobs is not None:
+        return f"hit_tokens = {hit} must be 0 with prompt_logprobs: a stored prefix has no logits"
     if hit < 0 or hit % block_tokens:
         return f"hit_tokens = {hit} must be a multiple of block_tokens = {block_tokens}"
     truncation = ledger.config.truncation

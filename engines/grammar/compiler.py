@@ -141,6 +141,10 @@ class CompiledGrammar:
             raise GrammarError(_reason(error)) from error
         return cast(Mask, mask[0])
 
+    def copy(self) -> "CompiledGrammar":
+        """Another one at the same place; the compiled grammar itself is shared."""
+        return CompiledGrammar(self._matcher.fork(), self._words * WORD_BITS)
+
 
 def _reason(error: Exception) -> str:
     """xgrammar's message without time, file and line."""

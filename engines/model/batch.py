@@ -33,6 +33,8 @@ class Batch:
     """bool [T]: positions of image spans, delimiters included."""
     image_rows: Tensor
     """[number of masked rows, hidden]: embeddings of the masked rows in order (may be empty [0, hidden])."""
+    scored: tuple[int, ...] = ()
+    """Sequences whose prompt is scored: prefill truncates nothing of them and returns all their rows as well."""
 
     def __post_init__(self) -> None:
         counts = {len(self.q_lens), len(self.starts), len(self.block_tables), len(self.slots), len(self.data_lens)}

@@ -4,6 +4,7 @@ Values always come back through the stored bytes, also those of the step's own r
 whether they were computed in this step, in an earlier one or in another engine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +110,11 @@ class CachedAttention:
     def gather_last(self, values: Tensor) -> Tensor:
         """Values [S, ...] of each sequence's last row, on every rank, out of its own rows."""
         return self._split.gatherer(torch.cumsum(self._sequences.lens, 0) - 1)(values)
+
+    def gather_all_of(self, members: Sequence[int], values: Tensor) -> Tensor:
+        """Values of all rows of some sequences, end to end, on every rank, out of its own rows."""
+        ids = torch.tensor(members, dtype=torch.int64, device=self._sequences.lens.device)
+        return self._split.gatherer(counted(self._sequences.offsets[ids], self._sequences.lens[ids]))(values)
 
     def compress(self, layer: int, x: Tensor, rows: Rows) -> None:
         """Write the main KV and index keys of entries that rows [T, H] complete, and the accumulators."""

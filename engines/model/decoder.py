@@ -110,6 +110,8 @@ class Model:
     def forward(self, batch: Batch, caches: Caches, truncation: Truncation = NO_TRUNCATION) -> Tensor:
         """One step: final hidden of each sequence's last row [S, H] (prefill) or of every row [T, H] (decode).
 
+        In prefill all rows of `batch.scored` sequences follow, end to end.
+
         Writes the step's rows into `caches`: rings of every layer (the drafter's too, if it is loaded), entries and
         accumulators. Truncation applies to prefill only. Raises ValueError.
         """
@@ -129,7 +131,8 @@ class Model:
                 state.store_window(layer, kv)
         if not batch.is_prefill:
             return state.gather(out.hidden)
-        return state.gather_last(out.hidden)
+        last = state.gather_last(out.hidden)
+        return torch.cat((last, state.gather_all_of(batch.scored, out.hidden))) if batch.scored else last
 
     @torch.inference_mode()
     def join(self) -> None:
@@ -206,6 +209,8 @@ class Model:
         longest = max(len(table) for table in batch.block_tables)
         tables = [[*table, *[0] * (longest - len(table))] for table in batch.block_tables]
         lower = [self.first_kept(truncation, length) for length in batch.data_lens]
+        for scored in batch.scored:
+            lower[scored] = 0
         columns = (batch.starts, batch.q_lens, batch.slots, lower)
         starts, lens, slots, lower_ids = (torch.tensor(c, dtype=torch.int64, device=device) for c in columns)
         return Sequences(starts, lens, slots, torch.tensor(tables, dtype=torch.int64, device=device), lower_ids)

@@ -32,6 +32,11 @@ class Constraints:
             grammar, request.grammar, self._eos, self._vocabulary, self._rollback_max
         )
 
+    def branch(self, parent_id: str, request: EngineRequest) -> None:
+        """Constrain a branch as its parent is, if it is; the parent's output has not been followed yet."""
+        if (matcher := self._matchers.get(parent_id)) is not None:
+            self.add(request, matcher.beginning())
+
     def drop(self, request_id: str) -> None:
         """Forget a request, constrained or not."""
         self._matchers.pop(request_id, None)

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 
 from shoal.engines.config import EngineConfig, Role
 from shoal.engines.core.grammar.matcher import Grammar
-from shoal.engines.core.plan import Accepted, Ballot, LoadTarget, Plan, PromptDone, Reservation, StepKind
+from shoal.engines.core.plan import (
+    Accepted,
+    Ballot,
+    Branched,
+    Event,
+    LoadTarget,
+    Plan,
+    PromptDone,
+    Reservation,
+    StepKind,
+    StepResult,
+)
 from shoal.engines.core.request import EngineRequest, FinishEvent, NoRoom, Rejected, TokensEvent, TokenState
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.vote import decide
@@ -74,6 +85,7 @@ class Engine:
         self._constraints = Constraints() if constraints is None else constraints
         self._held: dict[str, Held] = {}
         self._last_plan: Plan | None = None
+        self._branches_begun: tuple[Event, ...] = ()  # by an admission, to be told with the next step
         self._is_stuck = False  # the last step changed nothing, and nothing came in since
 
     def submit(self, request: EngineRequest, now_us: int) -> Accepted | Rejected:
@@ -196,6 +208,9 @@ class Engine:
             self._held[request.request_id] = Held(request)
             if grammar is not None:
                 self._constraints.add(request, grammar)
+            begun = self._scheduler.begin_branches(state)
+            self._hold_branches(begun)
+            self._branches_begun += begun
         return answer
 
     def release(self, request_id: str) -> bool:
@@ -221,7 +236,9 @@ class Engine:
         result = self._runner.run(plan)
         made = progress(plan, result)
         grains, anchors = self._copy_out(plan, made)
-        events = self._scheduler.commit(plan, result, now_us)
+        committed = self._scheduler.commit(plan, result, now_us)
+        self._hold_branches(committed)
+        events, self._branches_begun = (*self._branches_begun, *committed), ()
         parts = {p.item.request_id: p for p in made}
         verified, accepted = draft_counts(plan, result)
         output = StepOutput(
@@ -230,13 +247,17 @@ class Engine:
             rows=plan.rows,
             events=tuple(e for e in events if isinstance(e, TokensEvent | FinishEvent)),
             chunks=tuple(chunk_ready(p, self.config.cache.block_tokens) for p in made if plan.kind is StepKind.PREFILL),
-            prompts=tuple(self._prompt_ready(parts[e.request_id], e) for e in events if isinstance(e, PromptDone)),
+            prompts=tuple(
+                self._prompt_ready(parts[e.request_id], e, result) for e in events if isinstance(e, PromptDone)
+            ),
             grains=grains,
             anchors=anchors,
             reasons=plan.reasons,
             verified=verified,
             accepted=accepted,
             drafts=draft_totals(plan, result),
+            branched=tuple(e for e in events if isinstance(e, Branched)),
+            prompt_scores=tuple(scores for scores in result.prompt_scores if scores.request_id in parts),
         )
         self._is_stuck = not (plan.items or plan.finished or plan.dropped or plan.preempted) and self._counts_no_steps
         self._end_unrepeatable(plan.preempted)
@@ -306,9 +327,20 @@ class Engine:
         block_tokens = self.config.cache.block_tokens
         return grains_of(made, self._memory, block_tokens), anchors_of(made, plan.kind, self._memory, block_tokens)
 
-    def _prompt_ready(self, done: Progress, event: PromptDone) -> PromptReady:
+    def _hold_branches(self, events: Sequence[Event]) -> None:
+        """Know the branches that have begun; an ended one is forgotten with its end, as any request."""
+        for event in events:
+            if isinstance(event, Branched) and not event.refusal:
+                request = event.request
+                self._held[request.request_id] = Held(request)
+                self._constraints.branch(event.parent_id, request)
+
+    def _prompt_ready(self, done: Progress, event: PromptDone, result: StepResult) -> PromptReady:
+        """A prompt to hand off, with those of its branches that go on."""
         request = self._held[event.request_id].request
-        state = TokenState(request, (*request.token_ids, event.first_token))
+        firsts = next((firsts for name, firsts in result.branched if name == event.request_id), ())
+        going = tuple(first for first in firsts if first.request_id not in self._held)
+        state = TokenState(request, (*request.token_ids, event.first_token), going)
         assert state.cached == event.cached == done.after, (
             f"{event.request_id}: {state.cached} tokens to hand off, {event.cached} cached, {done.after} computed"
         )

@@ -90,7 +90,15 @@ def build_batch(plan: Plan, images: ImageRows, lookback: int) -> Batch:
         lookback=torch.tensor([lookback_ids(item, lookback) for item in items], dtype=torch.int64),
         image_mask=mask,
         image_rows=torch.cat(embedded) if embedded else torch.empty(0, images.hidden),
+        scored=scored_items(plan),
     )
+
+
+def scored_items(plan: Plan) -> tuple[int, ...]:
+    """Numbers of the items of a prefill plan whose prompts are scored."""
+    if plan.kind is StepKind.DECODE:
+        return ()
+    return tuple(i for i, item in enumerate(plan.items) if item.sequence.request.prompt_logprobs is not None)
 
 
 def lookback_ids(item: PlanItem, count: int) -> list[int]:

@@ -80,7 +80,9 @@ def build_engine(
         drafting = Drafting(
             bound, pool, Limits(model.config.eos_token_id, config.max_model_len), config.determinism is Determinism.FULL
         )
-    rules = dataclasses.replace(rules or SchedulingRules(), drafts=drafts, pad_token_id=pad)
+    rules = dataclasses.replace(
+        rules or SchedulingRules(), drafts=drafts, pad_token_id=pad, waiting_max=config.waiting_max
+    )
     verify = None
     if drafts and config.verify is VerifyMode.VARLEN:
         curve = starting_curve(bound, config, curves)

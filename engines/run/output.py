@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
-from shoal.engines.core.request import FinishEvent, TokensEvent, TokenState
+from shoal.engines.core.plan import Branched, Plan, PlanItem, StepKind, StepResult
+from shoal.engines.core.request import FinishEvent, PromptScores, TokensEvent, TokenState
 from shoal.engines.ports import GrainMemory
 
 
@@ -65,7 +65,7 @@ class StepOutput:
     """Everything one step produced. `rows` were computed; 0 means that nothing was due. False if there is no news.
 
     `verified[i]` and `accepted[i]` count sequences whose draft number i was judged, those before it being right, and
-    was right; () in a step that judged none.
+    was right; () in a step that judged none. What `branched` says of a branch comes before its tokens in `events`.
     """
 
     step: int
@@ -80,9 +80,11 @@ class StepOutput:
     verified: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     drafts: DraftTotals = NO_DRAFTS
+    branched: tuple[Branched, ...] = ()
+    prompt_scores: tuple[PromptScores, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.events or self.prompts)
+        return bool(self.rows or self.events or self.prompts or self.branched)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,19 @@
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from shoal.engines.core.plan import Plan, PlanItem, StepKind, StepResult
-from shoal.engines.core.request import EngineRequest, TokenLogprobs
+from shoal.engines.core.request import BranchToken, EngineRequest, TokenLogprobs
 from shoal.engines.core.verify.estimators import StepTimes
 from shoal.engines.model.batch import Batch
 from shoal.engines.run.constraints import Constraints
 from shoal.engines.run.drafting import Drafting
-from shoal.engines.run.inputs import ImageRows, build_batch
+from shoal.engines.run.inputs import ImageRows, build_batch, scored_items
 from shoal.engines.run.memory import DeviceMemory
 from shoal.engines.run.penalties import Penalties
+from shoal.engines.run.prompt_scores import prompt_scores
 from shoal.engines.run.sampler import sample
 from torch import Tensor
 
@@ -37,7 +39,10 @@ class TokenModel(Protocol):
         ...
 
     def forward(self, batch: Batch) -> Tensor:
-        """Advance the caches by the batch's rows: hidden [S, H] of last rows in prefill, [T, H] in decode."""
+        """Advance the caches by the batch's rows: hidden [S, H] of last rows in prefill, [T, H] in decode.
+
+        In prefill all rows of scored sequences follow.
+        """
         ...
 
     def join(self) -> None:
@@ -99,7 +104,14 @@ class Runner:
             lambda row: plan.items[complete[row]].sequence.output_ids,
         )
         failed = tuple(self._constraints.apply([plan.items[i] for i in complete], logits))
-        return sampled_result(plan.items, complete, logits, failed)
+        result = sampled_result(plan.items, complete, logits, failed)
+        if scored := scored_items(plan):
+            rows_of_scored = hidden[len(plan.items) :]
+            scores = prompt_scores([plan.items[i] for i in scored], rows_of_scored, self._model.logits)
+            result = replace(result, prompt_scores=scores)
+        if any(item.sequence.request.branches for item in plan.items):
+            return replace(result, branched=first_tokens([plan.items[i] for i in complete], logits))
+        return result
 
     def _verified(self, drafting: Drafting, items: Sequence[PlanItem], logits: Tensor) -> StepResult:
         """Judge the rows [rows, vocab] of decode items; row j of an item stands behind its first j drafts."""
@@ -124,6 +136,30 @@ class Runner:
             return ""
         index, token = next((i, t) for i, t in enumerate(request.token_ids) if not 0 <= t < limit)
         return f"token_ids[{index}] = {token} must lie in 0..{limit - 1}, the ids of this model's vocabulary"
+
+
+def first_tokens(items: Sequence[PlanItem], logits: Tensor) -> tuple[tuple[str, tuple[BranchToken, ...]], ...]:
+    """First tokens of the branches of prompts that are complete now; row i of logits [items, vocab] is item i's.
+
+    A branch differs from its parent in the seed alone, so the parent's row, penalties and grammar applied, is its own.
+    """
+    rows = [
+        (i, branch)
+        for i, item in enumerate(items)
+        if item.end == item.prompt_len  # not where outputs were computed again
+        for branch in item.sequence.request.branches
+    ]
+    outcomes = sample(
+        logits[[i for i, _ in rows]],
+        [replace(items[i].sampling, seed=branch.seed) for i, branch in rows],
+        [items[i].end for i, _ in rows],
+    )
+    firsts: dict[str, tuple[BranchToken, ...]] = {}
+    for (i, branch), outcome in zip(rows, outcomes, strict=True):
+        first = BranchToken(branch.request_id, branch.seed, outcome.token_id, outcome.logprobs)
+        name = items[i].request_id
+        firsts[name] = (*firsts.get(name, ()), first)
+    return tuple(firsts.items())
 
 
 def last_rows(plan: Plan) -> list[int]:

@@ -33,6 +33,25 @@ def test_a_streamed_chat_with_an_image_equals_the_unstreamed_one(world: World, c
     assert whole.usage.completion_tokens <= 12
 
 
+def test_answers_of_one_request_are_those_of_requests_with_their_seeds(world: World, client: openai.OpenAI) -> None:
+    """The others were forked from the first one's prompt, and each is what it would have been alone."""
+    ask = {"model": "shoal-toy", "prompt": "The boat is on the", "max_tokens": 12, "temperature": 1.0}
+    several = client.completions.create(**ask, seed=11, n=3)
+    alone = [client.completions.create(**ask, seed=11 + i).choices[0].text for i in range(3)]
+    assert [choice.text for choice in several.choices] == alone
+    marks = httpx.get(f"{world.http}/debug/requests/{several.id}-2").json()["marks"]
+    assert "forked" in [mark["what"] for mark in marks]
+
+
+def test_an_echo_is_scored(world: World, client: openai.OpenAI) -> None:
+    ask = {"model": "shoal-toy", "max_tokens": 3, "temperature": 0, "logprobs": 2}
+    told = client.completions.create(**ask, prompt="What is the capital of Norway?", echo=True).choices[0]
+    assert told.text.startswith("What is the capital of Norway?")
+    assert told.logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in told.logprobs.token_logprobs[1:])
+    assert len(told.logprobs.tokens) == len(told.logprobs.top_logprobs) > 3
+
+
 def test_models_health_and_metrics(world: World, client: openai.OpenAI) -> None:
     assert [m.id for m in client.models.list()] == ["shoal-toy"]
     assert httpx.get(f"{world.http}/health").status_code == 200

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from shoal.balancers.config import DecodeConfig, EncodeConfig, PrefillConfig
 from shoal.balancers.decode import DecodeBalancer
@@ -10,8 +11,10 @@ from shoal.balancers.prefill import PrefillBalancer
 from shoal.balancers.reports import DecodeReport, GroupRef
 from shoal.cluster.core import messages as m
 from shoal.cluster.core.entrypoint import RequestMachine
+from shoal.cluster.core.job import Embedding, Job
 from shoal.cluster.core.names import split_engine_id
 from shoal.cluster.core.policy import RequestPolicy
+from shoal.cluster.core.prompt_scored import EmitScores
 from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, NoRoom, SamplingParams, TokensEvent
 
 GRAIN, KEEP = 8, 10
@@ -24,10 +27,10 @@ def token_at(index: int) -> int:
     return 1000 + 7 * index
 
 
-def job(tokens: int = 40, max_tokens: int = 6, images: int = 1, **changes: int) -> m.Job:
+def job(tokens: int = 40, max_tokens: int = 6, images: int = 1, **changes: Any) -> Job:
     spans = tuple(ImageSpan(2 + 12 * i, 10, 2, 3, bytes([i]) * 16) for i in range(images))
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return m.Job("r", tuple(range(tokens)), sampling, spans, (24,) * images, **changes)
+    return Job("r", tuple(range(tokens)), sampling, spans, (24,) * images, **changes)
 
 
 @dataclass
@@ -86,6 +89,8 @@ class World:
                     self.poison(name)
                 case m.ReleaseChoice(balancer, reservation):
                     getattr(self, balancer).release(reservation)
+                case m.ReleaseFollowers() | EmitScores():
+                    pass
                 case _:
                     self.calls.append(effect)
         self.check()
@@ -109,7 +114,7 @@ class World:
             case _ if isinstance(call, m.Encode | m.Reserve | m.Submit) and call.group != self.ref(call.group.name):
                 self.events.append(m.CallFailed(call.ask, "its group is gone"))
             case m.Encode(ask, group, _, index):
-                self.events.append(m.Encoded(ask, m.Embedding(index, bytes([index]) * 16, group, object())))
+                self.events.append(m.Encoded(ask, Embedding(index, bytes([index]) * 16, group, object())))
             case m.Reserve(ask, group, _, sequence):
                 if self.rooms_refused > 0:
                     self.rooms_refused -= 1
@@ -208,7 +213,7 @@ class World:
         assert self.prefill.holds == self.decode.holds == self.encode.holds == 0
 
 
-def start(policy: RequestPolicy = POLICY, **changes: int) -> World:
+def start(policy: RequestPolicy = POLICY, **changes: Any) -> World:
     matched = changes.pop("matched", 0)
     world = World(RequestMachine(job(**changes), policy), matched=matched)
     world.on(m.Begin())

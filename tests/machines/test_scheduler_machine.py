@@ -1,11 +1,22 @@
 """Random programs on a whole scheduler: nothing leaks, every request ends once, and tokens do not depend on luck."""
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from shoal.engines.config import Role
-from shoal.engines.core.plan import Accepted, ChunkDone, LoadTarget, PromptDone, Reservation, StepKind
-from shoal.engines.core.request import FinishEvent, FinishReason, ImageSpan, SamplingParams, TokensEvent, TokenState
+from shoal.engines.core.plan import Accepted, Branched, ChunkDone, LoadTarget, PromptDone, Reservation, StepKind
+from shoal.engines.core.request import (
+    Branch,
+    BranchToken,
+    FinishEvent,
+    FinishReason,
+    ImageSpan,
+    SamplingParams,
+    TokensEvent,
+    TokenState,
+)
 
 from tests.engines.core.desk import Desk, config_of, next_token, request_of
 from tests.engines.core.memory_model import MemoryModel
@@ -81,10 +92,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         wishes=st.fixed_dictionaries(
             {}, optional={"priority": st.integers(-1, 1), "user": st.sampled_from("uv"), "deadline_us": st.just(9)}
         ),
+        branches=st.just(0) | st.integers(1, 3),
     )
-    def submit(self, length, max_tokens, hit, image, pending, checkpoints, wishes):
+    def submit(self, length, max_tokens, hit, image, pending, checkpoints, wishes, branches):
         spans = () if image is None else (ImageSpan(image[0], image[1], 1, image[1] - 3, b"d"),)
         fields = {"images": spans, "hit_tokens": 16 * hit, "checkpoints": tuple(sorted(checkpoints)), **wishes}
+        fields["branches"] = tuple(Branch(self.new_id(), seed) for seed in range(branches))
         request = request_of(self.new_id(), length, max_tokens=max_tokens, **fields)
         answer = self.scheduler.submit(request, 0, images_pending=pending)
         if isinstance(answer, Accepted):
@@ -120,9 +133,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.memory.place(target.blocks, target.slot, self.requests[request_id].token_ids[:tokens])
 
     @precondition(lambda self: self.role is Role.COMPLETION)
-    @rule(length=st.integers(1, 120), max_tokens=st.integers(2, 40))
-    def reserve(self, length, max_tokens):
-        request = request_of(self.new_id(), length, max_tokens=max_tokens)
+    @rule(length=st.integers(1, 120), max_tokens=st.integers(2, 40), branches=st.integers(0, 3))
+    def reserve(self, length, max_tokens, branches):
+        others = tuple(Branch(self.new_id(), seed) for seed in range(branches))
+        request = request_of(self.new_id(), length, max_tokens=max_tokens, branches=others)
         answer = self.scheduler.reserve(request.request_id, length + 1, 0)
         if isinstance(answer, Reservation):
             self.reservations[request.request_id] = (request, answer)
@@ -135,10 +149,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.cancel(reservation)
             return
         first = next_token(request.request_id, len(request.token_ids))
-        answer = self.scheduler.admit(reservation, TokenState(request, (*request.token_ids, first)), 0)
+        firsts = ((b.request_id, b.seed, next_token(b.request_id, request.prompt_len)) for b in request.branches)
+        state = TokenState(request, (*request.token_ids, first), tuple(BranchToken(*one) for one in firsts))
+        answer = self.scheduler.admit(reservation, state, 0)
         assert isinstance(answer, Accepted)
         self.requests[request.request_id] = request
         self.memory.place(reservation.blocks, reservation.slot, request.token_ids)
+        events = self.scheduler.begin_branches(state)
+        assert len([e for e in events if isinstance(e, Branched)]) == len(request.branches)
+        self.desk.events += events
+        self.settle_events(events)
 
     @precondition(lambda self: self.role is not Role.PROMPT and self.requests)
     @rule(data=st.data(), max_tokens=st.integers(1, 60))
@@ -192,6 +212,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for event in events:
             if isinstance(event, PromptDone):
                 self.handoffs.add(event.request_id)
+            elif isinstance(event, Branched):
+                if not event.refusal:
+                    computed = replace(event.request, token_ids=event.request.token_ids[:-1])
+                    self.requests[computed.request_id] = computed  # its first token comes as an event
             elif isinstance(event, TokensEvent):
                 sequence_len = self.requests[event.request_id].prompt_len + event.index
                 for length, token_id in enumerate(event.token_ids, sequence_len):

@@ -12,7 +12,7 @@ from shoal.cluster.live.spec import ClusterSpec
 from shoal.engines.config import EngineConfig
 from shoal.engines.core.layout import block_layout, slot_layout
 from shoal.engines.core.plan import Plan, PlanItem, StepResult
-from shoal.engines.core.request import EngineRequest
+from shoal.engines.core.request import BranchToken, EngineRequest
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.model.cache_shape import cache_shape
 from shoal.engines.model.config import ModelConfig
@@ -66,7 +66,15 @@ class ContentRunner:
                 self._slots[target] = self._slots[source]
         self._slots[list(plan.zero_slots)] = 0
         time.sleep(STEP_S)
-        return StepResult([self._compute(item) for item in plan.items])
+        tokens = [self._compute(item) for item in plan.items]
+        return StepResult(
+            tokens,
+            branched=tuple(
+                (item.request_id, tuple(BranchToken(b.request_id, b.seed, token) for b in branches))
+                for item, token in zip(plan.items, tokens, strict=True)
+                if item.end == item.prompt_len and (branches := item.sequence.request.branches)
+            ),
+        )
 
     def objection(self, request: EngineRequest) -> str:
         return "an id is negative" if min(request.token_ids) < 0 else ""

@@ -44,7 +44,7 @@ from shoal.cluster.live.surroundings import Surroundings
 from shoal.cluster.live.transfer_in_process import Fault as WriteFault
 from shoal.cluster.live.transfer_in_process import InProcessHub, InProcessTransfer
 from shoal.engines.config import EngineConfig, VerifyMode
-from shoal.engines.core.request import ImageSpan, SamplingParams
+from shoal.engines.core.request import ImageSpan, PromptScore, SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGE_TOKENS = 14  # 3 x 3 and its delimiters
@@ -222,6 +222,7 @@ class Answer:
     finish: str = ""
     cached_tokens: int = 0
     error: str = ""
+    prompt_scores: tuple[PromptScore, ...] = ()
     timeline: RequestTimeline | None = None
 
     def count(self, what: str) -> int:
@@ -366,6 +367,7 @@ class World:
             async with asyncio.timeout(ASK_S):
                 async for batch in service.submit(job):
                     answer.token_ids += batch.token_ids
+                    answer.prompt_scores = batch.prompt_scores or answer.prompt_scores
                     answer.cached_tokens = batch.cached_tokens or answer.cached_tokens
                     answer.finish = str(batch.finish_reason or "")
                     on_tokens(answer)
@@ -396,6 +398,18 @@ class World:
             canvases=canvases,
             **({"cache_salt": str(number)} | fields),
         )
+
+    def choices(self, n: int, *args: Any, **fields: Any) -> list[ChatJob]:
+        """A request for n answers, as the HTTP side makes it: one job each, seeds one apart; the first leads."""
+        first = self.job(*args, **fields)
+        names = [f"{first.request_id}-{i}" for i in range(n)]
+        seeds = [first.sampling.seed + i for i in range(n)]
+        followers = tuple(zip(names[1:], seeds[1:], strict=True))
+        jobs = [
+            replace(first, request_id=name, sampling=replace(first.sampling, seed=seed), choice=i, n=n, leader=names[0])
+            for i, (name, seed) in enumerate(zip(names, seeds, strict=True))
+        ]
+        return [replace(jobs[0], leader="", followers=followers), *jobs[1:]]
 
     # ------------------------------------------------------------ what is left
 

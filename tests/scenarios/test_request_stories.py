@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from shoal.cluster.core import messages as m
-from shoal.engines.core.request import FinishReason
+from shoal.cluster.core.prompt_scored import EmitScores, PromptScored
+from shoal.engines.core.request import FinishReason, PromptScore, Rejected
 
 from tests.machines.request_world import KEEP, POLICY, start
 
@@ -75,4 +76,58 @@ def test_no_room_is_tried_elsewhere_then_waited_for_then_refused():
 def test_normal_deployment():
     world = start(replace(POLICY, normal=True), images=1).run()
     assert world.machine.timeline().route == ("prefill/0",)
+    world.check_nothing_left()
+
+
+def test_what_a_client_asks_of_queues_reaches_the_engine():
+    """Clients' smaller priority is an engine's greater one; a deadline that only the server set orders nothing."""
+    world = start(images=0, priority=-3, user="ann", deadline_us=9_000_000, is_urgent=True).run()
+    request = world.submits[0].request
+    assert (request.priority, request.user, request.deadline_us) == (3, "ann", 9_000_000)
+    assert start(images=0, deadline_us=9_000_000).run().submits[0].request.deadline_us == 0
+
+
+def test_a_full_queue_is_tried_elsewhere_once_and_is_a_429():
+    world = start(images=0)
+    for _ in range(2):
+        world.run(until=m.Submitted)
+        submit, world.events = world.submits[-1], []
+        world.held.discard((submit.group, submit.request.request_id))
+        ask = submit.ask
+        world.on(m.SubmitRejected(ask, Rejected(submit.request.request_id, "waiting_max = 1", is_full=True)))
+    assert {s.group.name for s in world.submits} == {"prefill/0", "prefill/1"}
+    failure = world.finishes[0].failure
+    assert (failure.status, failure.code) == (429, "queue_full")
+    assert failure.retry_after_us >= 1_000_000
+    world.check_nothing_left()
+
+
+def test_scores_of_the_prompt_are_waited_for_and_given_once():
+    """They come from the PROMPT engine, the end from the COMPLETION engine, in any order."""
+    world = start(images=0, matched=24, prompt_logprobs=0).run(until=m.Tokens)
+    request, group = world.submits[0].request, world.submits[0].group
+    assert (request.hit_tokens, request.checkpoints, request.prompt_logprobs) == (0, (), 0)
+    scores = tuple(PromptScore(-float(i), 1) for i in range(40))
+    world.on(PromptScored(1, group, 1, scores[1:20]))
+    while world.events:
+        world.receive(world.events.pop(0))
+    assert len(world.emitted) == 6
+    assert not world.finishes
+    for part in (PromptScored(1, group, 20, scores[20:]), PromptScored(1, group, 1, scores[1:20])):
+        world.on(part)
+    assert [e.scores for e in world.effects if isinstance(e, EmitScores)] == [scores[1:]]
+    assert world.finishes[0].finish is not None
+    world.check_nothing_left()
+
+
+def test_scores_that_are_lost_with_their_engine_are_computed_again_or_missed_aloud():
+    world = start(images=0, prompt_logprobs=0).run(until=m.Tokens)
+    world.events.clear()
+    world.lose("prefill/0")
+    world.run(until=m.Tokens)
+    assert world.submits[1].request.prompt_logprobs == 0
+    while world.events:
+        world.receive(world.events.pop(0))
+    world.advance(POLICY.gap_us)
+    assert (world.finishes[0].failure.status, world.finishes[0].failure.code) == (503, "engines_failed")
     world.check_nothing_left()

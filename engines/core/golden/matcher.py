@@ -35,6 +35,12 @@ class StubGrammar:
         bits[list(self._rejects)] = 0
         return np.packbits(bits, bitorder="little").view(np.int32)
 
+    def copy(self) -> "StubGrammar":
+        """The same refusals and count."""
+        copied = StubGrammar(sorted(self._rejects))
+        copied.accepted = self.accepted
+        return copied
+
 
 def replay_matcher(entry: dict[str, Any]) -> list[str]:
     """Accept or roll back as the scenario says and compare every field after each operation."""

@@ -34,6 +34,10 @@ class Grammar(Protocol):
         """Which tokens may come next; a copy."""
         ...
 
+    def copy(self) -> "Grammar":
+        """Another one at the same place, on its own from now on."""
+        ...
+
 
 class _Past(NamedTuple):
     """What the bookkeeping was before one token, and whether the grammar has seen that token."""
@@ -66,6 +70,11 @@ class Matcher:
         self._past: deque[_Past] = deque(maxlen=rollback_max)
         self.followed = 0  # output tokens accepted by `follow`
         self.failure = ""  # why it cannot go on; "" while it can
+
+    def beginning(self) -> Grammar:
+        """A copy of the grammar, which must not have seen a token yet."""
+        assert not self.followed, f"the grammar has followed {self.followed} tokens"
+        return self._grammar.copy()
 
     @property
     def trigger_progress(self) -> int:

@@ -150,8 +150,11 @@ async def test_choices_are_independent_jobs_with_derived_seeds(world):
     answer = await world.chat(n=3, seed=7)
     assert [choice.message.content for choice in answer.choices] == ["choice 0", "choice 1", "choice 2"]
     seeds = [job.sampling.seed for job in sorted(world.service.jobs, key=lambda job: job.choice)]
-    assert seeds[0] == 7
-    assert len(set(seeds)) == 3
+    assert seeds == [7, 8, 9]
+    first, *others = sorted(world.service.jobs, key=lambda job: job.choice)
+    assert first.followers == tuple((job.request_id, job.sampling.seed) for job in others)
+    assert (first.leader, {job.leader for job in others}) == ("", {first.request_id})
+    assert not any(job.followers for job in others)
     again = await world.chat(n=3, seed=7, stream=True)
     texts = ["", "", ""]
     async for event in again:
@@ -250,6 +253,7 @@ async def test_request_ids_salts_classes_and_deadlines_reach_the_job(world):
             "cache_salt": "tenant",
             "priority": -3,
             "traffic_class": "agent",
+            "user": "ann",
             "ignore_eos": True,
             "top_k": 5,
             "min_p": 0.1,
@@ -261,6 +265,10 @@ async def test_request_ids_salts_classes_and_deadlines_reach_the_job(world):
     assert (job.client_request_id, job.cache_salt, job.priority, job.traffic_class) == ("mine-1", "tenant", -3, "agent")
     assert (job.sampling.ignore_eos, job.sampling.top_k, job.sampling.min_p) == (True, 5, 0.1)
     assert job.deadline_us - job.arrival_us == 5_000_000
+    assert (job.user, job.is_urgent) == ("ann", True)
+    await world.post({})
+    unhurried = world.service.jobs[1]
+    assert (unhurried.user, unhurried.priority, unhurried.is_urgent) == ("", 0, False)
     assert (await world.http.get("/health")).headers["x-request-id"].startswith("req-")
 
 
@@ -270,6 +278,7 @@ async def test_request_ids_salts_classes_and_deadlines_reach_the_job(world):
     [
         (FullError(2.5), 429, openai.RateLimitError),
         (UnavailableError("no decode group is alive"), 503, openai.InternalServerError),
+        (UnavailableError("no decode group is alive", 1.2), 503, openai.InternalServerError),
         (PromptTooLongError("too long"), 400, openai.BadRequestError),
         (EngineError("the group was lost three times"), 500, openai.InternalServerError),
         (RuntimeError("a bug"), 500, openai.InternalServerError),
@@ -282,8 +291,8 @@ async def test_a_refusal_has_its_own_status_also_when_streaming(world, error, st
     assert caught.value.status_code == status
     assert set(caught.value.body) == {"message", "type", "param", "code"}
     assert "Traceback" not in str(caught.value.body)
-    if status == 429:
-        assert caught.value.response.headers["retry-after"] == "3"
+    retry_after = {429: "3", 503: "2" if getattr(error, "retry_after_s", 0) else None}.get(status)
+    assert caught.value.response.headers.get("retry-after") == retry_after
     await world.works()
 
 

@@ -6,7 +6,14 @@ from typing import Any
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
 from shoal.engines.core.acceptance import accepted_prefix
 from shoal.engines.core.plan import Event, Plan, StepKind, StepResult
-from shoal.engines.core.request import EngineRequest, FinishEvent, SamplingParams, TokenLogprobs, TokensEvent
+from shoal.engines.core.request import (
+    BranchToken,
+    EngineRequest,
+    FinishEvent,
+    SamplingParams,
+    TokenLogprobs,
+    TokensEvent,
+)
 from shoal.engines.core.rules import SchedulingRules
 from shoal.engines.core.scheduler import StepScheduler
 from shoal.engines.core.vote import decide
@@ -79,6 +86,15 @@ def truth_of(item, position: int) -> int:
     return given[position] if position < len(given) else next_token(item.request_id, position)
 
 
+def branched(plan: Plan):
+    """First tokens of the branches of the prompts that a plan completes."""
+    return tuple(
+        (i.request_id, tuple(BranchToken(b.request_id, b.seed, next_token(b.request_id, i.end)) for b in branches))
+        for i in plan.items
+        if i.end == i.prompt_len and plan.kind is StepKind.PREFILL and (branches := i.sequence.request.branches)
+    )
+
+
 @dataclass
 class Desk:
     """One scheduler; `step` plans, samples and commits, checking conservation at every stage."""
@@ -109,7 +125,7 @@ class Desk:
             result = drafting_result(plan, self.scheduler.rules.drafts, tuple(failed))
         else:
             sampled = [given.get(i.request_id, next_token(i.request_id, i.end)) for i in plan.items]
-            result = StepResult(sampled, failed=tuple(failed))
+            result = StepResult(sampled, failed=tuple(failed), branched=branched(plan))
         events = self.scheduler.commit(plan, result, now_us=0)
         self.scheduler.check()
         self.events += events

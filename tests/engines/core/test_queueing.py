@@ -70,6 +70,10 @@ def test_a_full_queue_rejects_with_rule_and_remedy():
     answer = desk.scheduler.submit(request_of("c", 10), 0)
     assert isinstance(answer, Rejected)
     assert answer.reason.startswith("waiting_max = 2 requests wait already: retry later")
+    assert answer.is_full
+    never = desk.scheduler.submit(request_of("d", 0), 0)
+    assert isinstance(never, Rejected)
+    assert not never.is_full, "a prompt that never fits is told so, full queue or not"
     desk.step()
     assert isinstance(desk.scheduler.submit(request_of("c", 10), 0), Accepted)
 

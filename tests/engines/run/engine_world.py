@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from shoal.engines.config import CacheConfig, EngineConfig, Role, Truncation, TruncationMode
+from shoal.engines.core.grammar.matcher import Grammar
 from shoal.engines.core.plan import Accepted, LoadTarget, Reservation, StepKind
 from shoal.engines.core.request import EngineRequest, FinishEvent, ImageSpan, SamplingParams, TokensEvent
 from shoal.engines.model.decoder import Model
@@ -126,7 +127,7 @@ class World:
         for span in request.images:
             rank.engine.image_ready(request.request_id, span.digest, self.images[span.digest])
 
-    def hand_off(self, source: Rank, target: Rank, request_id: str) -> None:
+    def hand_off(self, source: Rank, target: Rank, request_id: str, grammar: Grammar | None = None) -> None:
         """Copy a finished prompt's blocks and slot, and admit it."""
         prompt = source.prompts[request_id]
         room = target.engine.reserve(request_id, len(prompt.state.token_ids), now_us=0)
@@ -137,7 +138,7 @@ class World:
         sums = source.memory.checksums(prompt.blocks, prompt.slot)
         assert target.memory.checksums(there, room.slot) == sums
         assert source.engine.release(request_id)
-        assert isinstance(target.engine.admit(room, prompt.state, now_us=0), Accepted)
+        assert isinstance(target.engine.admit(room, prompt.state, 0, grammar), Accepted)
         target.first[request_id] = len(prompt.state.token_ids) - prompt.state.request.prompt_len
 
     def load_hit(self, rank: Rank, request: EngineRequest, saved: Rank, name: str) -> None:

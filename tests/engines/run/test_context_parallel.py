@@ -112,7 +112,9 @@ def test_exact_caches_and_quantised_inputs_too(mode: Mode, size: int) -> None:
 def test_ranks_may_share_out_experts_too(narrow_drafting: Model) -> None:
     truncation = Truncation(TruncationMode.COMPACT, KEEP)
     alone = prefill(narrow_drafting, truncation)
-    for found in together(2, lambda group: prefill(shared(share_experts(narrow_drafting, group), group), truncation)):
+    for found in together(
+        2, lambda group: prefill(shared(share_experts(narrow_drafting, group).model, group), truncation)
+    ):
         assert_equal(found, alone)
 
 

@@ -10,14 +10,18 @@ import pytest
 import torch
 from engine_world import Rank, World
 from shoal.engines.config import CacheConfig, EngineConfig, Role, VerifyMode
-from shoal.engines.core.request import EngineRequest, SamplingParams
+from shoal.engines.core.request import EngineRequest, SamplingParams, TokensEvent
 from shoal.engines.core.verify.curve import StepCurve
 from shoal.engines.core.verify.lengths import VerifyLengths, VerifySettings
 from shoal.engines.model.decoder import Model
 from shoal.engines.model.drafter import DraftBlock, DraftChoice
+from shoal.engines.run.bound import WholeSequence
 from shoal.engines.run.curve_start import KeptCurves
 from shoal.engines.run.generate import generate
 from shoal.engines.run.load import build_engine, check_drafts
+from shoal.engines.run.penalties import Penalties
+from shoal.engines.run.plain import whole_text
+from shoal.engines.run.sampler import final_logprobs, finite
 from torch import Tensor
 
 GRAIN, KEEP, DRAFTS = 16, 24, 5
@@ -130,6 +134,32 @@ def test_fewer_verified_drafts_change_no_token(world: World, teller: Foreteller)
     assert 0 < accepted < verified < made, "the scenario does not test what it says"
     assert nobody[0] > 0
     assert nobody[1:] == [0, 0, 0], "a row costs more than everything that it could bring"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_logprobs_of_accepted_and_sampled_tokens(world: World, teller: Foreteller, temperature: float) -> None:
+    """Each token is reported under the distribution that the full forward has at its place, behind what was output."""
+    sampling = SamplingParams(
+        temperature=temperature, top_p=0.95, seed=6, max_tokens=12, ignore_eos=True, logprobs=3, presence_penalty=0.5
+    )
+    request = world.request("r", 45, sampling, (8,))
+    teach(world, teller, [request])
+    rank = drafting_rank(world, Role.NORMAL, teller)
+    world.submit(rank, request)
+    rank.run()
+    assert steps_of(rank)[1] > 0, "no draft was accepted: the scenario does not test what it says"
+    events = [e for output in rank.outputs for e in output.events if isinstance(e, TokensEvent)]
+    outputs = [token for e in events for token in e.token_ids]
+    reported = [one for e in events for one in e.logprobs]
+    text = whole_text(request, (*request.token_ids, *outputs[:-1]), world.images, world.truncation)
+    logits = WholeSequence(world.model).logits_of(text, len(outputs))
+    logits = Penalties(1).apply(logits, [request] * len(outputs), lambda row: tuple(outputs[:row]))
+    rows = [sampling] * len(outputs)
+    table = final_logprobs(finite(logits)[0], rows, torch.tensor([temperature == 0.0] * len(outputs)))
+    for row, token, one in zip(table, outputs, reported, strict=True):
+        assert one.token == pytest.approx(float(row[token]), abs=1e-6)
+        told = [value for _, value in one.top]
+        assert told == pytest.approx(torch.topk(row, 3).values.clamp_min(-9999.0).tolist(), abs=1e-6)
 
 
 def test_preempted_sequences(world: World, teller: Foreteller) -> None:
